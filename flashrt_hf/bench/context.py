@@ -1,0 +1,77 @@
+"""Part ``context``: what the length of the cache and the number of live tokens cost.
+
+Every case is a cache length and a live length: the prompt fills the cache up to half the new tokens below the live
+length, so that the mean live length of the timed steps is the one named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from . import timing
+from .decode import inter_token_ms
+from .flashrt import FlashRTRunner
+from .session import Session, say
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """``cache_tokens:live_tokens``."""
+
+    cache_tokens: int
+    live_tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read ``CACHE:LIVE``.
+
+        Raises:
+            ValueError: the text is not two numbers, or the live length does not fit the cache.
+        """
+        cache, _, live = text.partition(":")
+        if not (cache.isdigit() and live.isdigit()) or int(live) > int(cache):
+            raise ValueError(f"bench: case must be CACHE:LIVE with LIVE <= CACHE, got {text!r}")
+        return cls(int(cache), int(live))
+
+    def __str__(self) -> str:
+        return f"{self.cache_tokens}:{self.live_tokens}"
+
+
+def run(session: Session) -> dict[str, Any]:
+    """Time every case of ``--cases``, interleaved."""
+    from flash_rt import structures
+
+    options = session.options
+    cases = [Case.parse(text) for text in options.cases]
+    plan = structures.attach(session.model, session.model.forward)
+    try:
+        measures = {}
+        for case in cases:
+            prompt = session.prompt(max(case.live_tokens - options.new // 2, 1))
+            if prompt.shape[1] + options.new > case.cache_tokens:
+                raise ValueError(
+                    f"bench: case {case} must leave room for half of {options.new} new tokens"
+                )
+            runner = FlashRTRunner(session.model, cache_tokens=case.cache_tokens)
+            say(f"context {case}: warming up")
+            runner.generate(prompt, options.new)
+            measures[str(case)] = inter_token_ms(runner, prompt, options.new, session.device)
+        samples = timing.interleave(measures, rounds=options.repeats)
+    finally:
+        plan.detach()
+    first = samples[str(cases[0])].median_ms
+    result = {}
+    for case in cases:
+        found = samples[str(case)]
+        result[str(case)] = dict(
+            cache_tokens=case.cache_tokens,
+            live_tokens=case.live_tokens,
+            ms_per_token=found.median_ms,
+            tokens_per_s=1e3 / found.median_ms,
+            values_ms=list(found.values_ms),
+            ratio_to_first=found.median_ms / first,
+            bytes_per_s=session.traffic.step_bytes(case.live_tokens) / found.median_ms * 1e3,
+        )
+        say(f"context {case}: {found.median_ms:.3f} ms/token")
+    return dict(new_tokens=options.new, cases=result)

@@ -1,0 +1,143 @@
+"""Part ``decode``: greedy decode of one request, FlashRT and the peers interleaved in one run.
+
+Order: attach and first token (time and peak memory, before anything else has allocated), correctness gate, warm-up of
+every peer, timings.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import flashrt, models, rule, timing
+from .peers import HostRunner, Runner, make_peer
+from .session import Session, say
+
+
+def inter_token_ms(
+    runner: Runner, ids: torch.Tensor, new_tokens: int, device: torch.device
+) -> Callable[[], float]:
+    """A measurement of milliseconds between tokens: ``(time(N) - time(1)) / (N - 1)``.
+
+    Both times are whole calls of ``generate`` from an idle device to an idle device, so prefill and everything else
+    that a call does once cancels, and everything that a token costs the host counts.
+    """
+    if new_tokens < 2:
+        raise ValueError(f"bench: new tokens must be at least 2, got {new_tokens}")
+
+    def measure() -> float:
+        one = timing.wall_ms(lambda: runner.generate(ids, 1), device)
+        all_of_them = timing.wall_ms(lambda: runner.generate(ids, new_tokens), device)
+        return (all_of_them - one) / (new_tokens - 1)
+
+    return measure
+
+
+def run(session: Session) -> dict[str, Any]:
+    """Run the part; raises SystemExit where the gate fails, after the record has the errors."""
+    from flash_rt import structures
+
+    options = session.options
+    ids = session.prompt(options.prompt)
+    result: dict[str, Any] = dict(
+        prompt_tokens=options.prompt, new_tokens=options.new, cache_tokens=options.cache
+    )
+    say("decode: attaching")
+    started = flashrt.start(session.model, ids, cache_tokens=options.cache)
+    try:
+        result["start"] = started.costs
+        say(f"decode: start {started.costs}")
+        result["explain"] = str(structures.explain(started.plan))
+        result["gate"] = gate(session, started.runner, ids)
+        session.finish_part("decode", result)
+        say(f"decode: gate {result['gate']}")
+        if not result["gate"]["passed"] and not options.no_gate:
+            raise SystemExit(f"bench: the correctness gate failed: {result['gate']['broken']}")
+        result["host_us_per_step"] = flashrt.host_us_per_step(started.runner, ids, options.new)
+        runners: list[Runner] = [started.runner]
+        runners += [
+            make_peer(
+                name, session.host, cache_tokens=options.cache, backend=options.compile_backend
+            )
+            for name in options.peers
+        ]
+        result["runs"] = time_runners(session, runners, ids)
+    finally:
+        started.plan.detach()
+    return result
+
+
+def gate(session: Session, ours: Runner, ids: torch.Tensor) -> dict[str, Any]:
+    """Logits after the prompt and after each forced token against fp32, by the greedy fidelity rule."""
+    forced = session.prompt(session.options.forced, seed=2)
+    cache = session.options.cache
+    host = HostRunner("host", session.host, cache_tokens=cache).forced_logits(ids, forced)
+    mine = ours.forced_logits(ids, forced)
+    reference_model = copy.deepcopy(session.host).float()
+    reference = HostRunner("fp32", reference_model, cache_tokens=cache).forced_logits(ids, forced)
+    del reference_model
+    if session.device.type == "cuda":
+        torch.cuda.empty_cache()
+    errors = {"flashrt": rule.LogitError(), "host": rule.LogitError()}
+    errors["flashrt"].add(mine, reference)
+    errors["host"].add(host, reference)
+    verdict = rule.judge(errors["flashrt"], errors["host"], with_top1=False)
+    return dict(
+        passed=verdict.passed,
+        broken=list(verdict.broken),
+        **{name: error.summary() for name, error in errors.items()},
+    )
+
+
+def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> dict[str, Any]:
+    """Warm every runner up, then time first token and inter-token time, interleaved."""
+    options, device = session.options, session.device
+    result: dict[str, Any] = {}
+    tokens = {}
+    for runner in runners:
+        # Twice: the first call compiles, the second records CUDA graphs.
+        first_call_ms = timing.wall_ms(lambda: runner.generate(ids, 4), device)  # noqa: B023
+        runner.generate(ids, 4)
+        tokens[runner.name] = runner.generate(ids, options.new)
+        result[runner.name] = dict(first_call_ms=first_call_ms)
+        say(f"decode {runner.name}: first call {first_call_ms / 1e3:.1f} s")
+    first = {
+        runner.name: timing.interleave(
+            {"first": lambda: timing.wall_ms(lambda: runner.generate(ids, 1), device)},  # noqa: B023
+            rounds=options.repeats,
+        )["first"]
+        for runner in runners
+    }
+    samples = timing.interleave(
+        {r.name: inter_token_ms(r, ids, options.new, device) for r in runners},
+        rounds=options.repeats,
+        budget_s=options.peer_seconds,
+    )
+    live_tokens = options.prompt + options.new / 2
+    step_bytes = session.traffic.step_bytes(live_tokens)
+    for name, found in samples.items():
+        result[name] |= dict(
+            first_token_ms=first[name].median_ms,
+            ms_per_token=found.median_ms,
+            tokens_per_s=1e3 / found.median_ms,
+            values_ms=list(found.values_ms),
+            spread=found.spread,
+            bytes_per_s=step_bytes / found.median_ms * 1e3,
+            same_tokens_as_first=_equal_prefix(tokens[name], tokens[runners[0].name]),
+        )
+        say(f"decode {name}: {found.median_ms:.3f} ms/token")
+    peers_ms = [samples[r.name].median_ms for r in runners[1:]]
+    if peers_ms:
+        result[runners[0].name]["ratio_to_best_peer"] = min(peers_ms) / (
+            samples[runners[0].name].median_ms
+        )
+    return result
+
+
+def _equal_prefix(tokens: torch.Tensor, other: torch.Tensor) -> int:
+    """How many tokens agree before the first that differs."""
+    same = (tokens == other).all(dim=0).long()
+    return int(same.cumprod(0).sum())

@@ -1,0 +1,123 @@
+"""What a user of transformers gets today: the peers that FlashRT is measured against.
+
+Each peer runs the host's own forward over a ``StaticCache``, in a hand loop that does no more than it must: one forward
+a token, the argmax on the device, tokens read once at the end. (``model.generate`` does more per token and is
+slower.) The compiled peers compile exactly this step, forward and argmax together, as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+COMPILE_MODES = {"compile": "reduce-overhead", "max-autotune": "max-autotune"}
+PEERS = ("eager", *COMPILE_MODES)
+
+
+class Runner(Protocol):
+    """Something that continues a prompt greedily, without end-of-text."""
+
+    name: str
+
+    def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
+        """Continue ``ids [B, T]`` by ``new_tokens`` tokens; returns them as ``[B, new_tokens]`` int64."""
+        ...
+
+    def forced_logits(self, ids: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
+        """Prefill ``ids [1, T]``, then feed ``continuation [1, N]`` one token a step.
+
+        Returns ``[N + 1, V]``: the logits after the prompt and after each fed token.
+        """
+        ...
+
+
+class HostRunner:
+    """The host's forward over a static cache; ``mode`` is a ``torch.compile`` mode or None for eager.
+
+    Args:
+        name: how the table calls it.
+        model: the host, with nothing attached.
+        cache_tokens: length of the static cache.
+        mode: ``torch.compile`` mode of the decode step; the prefill stays eager, as in ``generate``.
+        backend: backend of ``torch.compile``; the tests use ``"eager"``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        *,
+        cache_tokens: int,
+        mode: str | None = None,
+        backend: str = "inductor",
+    ) -> None:
+        self.name = name
+        self._model = model
+        self._cache_tokens = cache_tokens
+        self._cache: Any = None
+        self._graphed = mode is not None
+        self._step: Callable[[torch.Tensor], torch.Tensor] = self._next_token
+        if mode is not None:
+            # A backend other than inductor takes no mode.
+            options = dict(mode=mode) if backend == "inductor" else {}
+            self._step = torch.compile(self._next_token, fullgraph=True, backend=backend, **options)
+
+    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits ``[B, V]`` of the last position; the cache advances by ``ids.shape[1]``."""
+        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        return output.logits[:, -1]  # type: ignore[no-any-return]
+
+    def _next_token(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._forward(ids).argmax(dim=-1, keepdim=True)
+
+    def _reset(self, rows: int) -> None:
+        """Start over: the same buffers for the same batch, so that a compiled step stays valid."""
+        from transformers import StaticCache
+
+        if self._cache is None or self._rows != rows:
+            self._cache = StaticCache(config=self._model.config, max_cache_len=self._cache_tokens)
+            self._rows = rows
+        else:
+            self._cache.reset()
+
+    @torch.no_grad()
+    def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
+        """See ``Runner.generate``."""
+        self._reset(ids.shape[0])
+        token = self._next_token(ids)
+        tokens = torch.empty(ids.shape[0], new_tokens, dtype=torch.int64, device=ids.device)
+        tokens[:, :1] = token
+        for index in range(1, new_tokens):
+            if self._graphed:
+                torch.compiler.cudagraph_mark_step_begin()
+                # The step's output lives in the graph's memory and is overwritten by the next replay.
+                token = self._step(token).clone()
+            else:
+                token = self._step(token)
+            tokens[:, index : index + 1] = token
+        return tokens
+
+    @torch.no_grad()
+    def forced_logits(self, ids: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
+        """See ``Runner.forced_logits``; always the eager forward."""
+        self._reset(ids.shape[0])
+        rows = [self._forward(ids)]
+        rows += [self._forward(continuation[:, i : i + 1]) for i in range(continuation.shape[1])]
+        return torch.cat(rows)
+
+
+def make_peer(name: str, model: PreTrainedModel, *, cache_tokens: int, backend: str = "inductor") -> HostRunner:
+    """Build the peer called ``name`` over ``model``.
+
+    Raises:
+        ValueError: ``name`` is none of ``PEERS``.
+    """
+    if name not in PEERS:
+        raise ValueError(f"bench: peer must be one of {', '.join(PEERS)}, got {name!r}")
+    mode = COMPILE_MODES.get(name)
+    return HostRunner(name, model, cache_tokens=cache_tokens, mode=mode, backend=backend)

@@ -1,0 +1,44 @@
+"""The ``flash-rt`` command. A command group or command lives in its own module, named here once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+from flash_rt.flashrt_hf.kernels.compile import BuildError
+from flash_rt.flashrt_hf.kernels.manifest import ManifestError
+from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
+
+# name -> module. The module is imported only when its command is asked for or help is printed; it
+# has either ``app``, a typer.Typer with subcommands, or ``command``, one function.
+COMMANDS = {
+    "kernels": "flash_rt.flashrt_hf.kernels.cli",
+}
+
+
+def build_app(names: list[str]) -> typer.Typer:
+    """The command line with the named entries of COMMANDS."""
+    app = typer.Typer(
+        help="FlashRT: one request, fast.", no_args_is_help=True, pretty_exceptions_enable=False
+    )
+    app.callback()(lambda: None)
+    for name in names:
+        module = importlib.import_module(COMMANDS[name])
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(module.command)
+    return app
+
+
+def main() -> None:
+    """Entry point of the console script: expected errors print one message and exit with 1."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    app = build_app([asked] if asked in COMMANDS else list(COMMANDS))
+    try:
+        app(prog_name="flash-rt")
+    except (BuildError, ManifestError, ToolchainError) as error:
+        print(f"flash-rt: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

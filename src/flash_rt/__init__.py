@@ -1,0 +1,33 @@
+"""FlashRT: one request, fast, on one GPU.
+
+``flash_rt.structures`` attaches fused kernels to unmodified models; ``flash_rt.flashrt_hf`` is the
+product on top of it. Importing this package makes the local kernel builds visible to the
+``kernels`` library of this process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from flash_rt.flashrt_hf.kernels.resolver import set_local_kernels
+
+if TYPE_CHECKING:
+    from flash_rt import flashrt_hf, structures
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "flashrt_hf", "structures"]
+
+_SUBMODULES = ("flashrt_hf", "structures")
+
+set_local_kernels()
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"flash_rt.{name}")
+    raise AttributeError(f"module 'flash_rt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,3 @@
+from flash_rt.flashrt_hf.cli import main
+
+main()
