@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
 import typer
 
 from flash_rt.flashrt_hf.kernels import builder, resolver
-from flash_rt.flashrt_hf.kernels.manifest import Family, Workspace, require_workspace
-from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
+from flash_rt.flashrt_hf.kernels import sync as sync_module
+from flash_rt.flashrt_hf.kernels.manifest import (
+    Family,
+    ManifestError,
+    Workspace,
+    require_workspace,
+)
 
 app = typer.Typer(help="Kernel families: build, list, check, sync, env.", no_args_is_help=True)
 
@@ -47,3 +51,19 @@ def build(
 def env() -> None:
     """Print the line that makes any Python script find the local builds."""
     typer.echo(f"export LOCAL_KERNELS='{resolver.environment_line(require_workspace())}'")
+
+
+@app.command()
+def sync(
+    families: Names = None,
+    check: Annotated[bool, typer.Option(help="Change nothing; fail where a copy differs.")] = False,
+) -> None:
+    """Copy kernel_sources/common into the families."""
+    workspace = require_workspace()
+    found = []
+    for family in select(workspace, families):
+        found += (sync_module.differences if check else sync_module.sync)(workspace, family)
+    for line in found:
+        typer.echo(line)
+    if found and check:
+        raise ManifestError("kernels: copies differ; run `flash-rt kernels sync`")

@@ -1,0 +1,1 @@
+"""What all kernel families share; edit it in kernel_sources/common, ``flash-rt kernels sync`` copies."""
