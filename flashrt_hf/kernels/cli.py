@@ -15,6 +15,7 @@ from flash_rt.flashrt_hf.kernels.manifest import (
     Workspace,
     require_workspace,
 )
+from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError, find_nvcc
 
 app = typer.Typer(help="Kernel families: build, list, check, sync, env.", no_args_is_help=True)
 
@@ -30,13 +31,18 @@ def build(
     families: Names = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option(help="CUDA capability such as 9.0a or 8.0+PTX, 'all' or 'native'; repeatable."),
+        typer.Option(help="CUDA capability such as 9.0a or 8.0+PTX, 'all', 'native'; repeatable."),
     ] = None,
     cpu_only: Annotated[bool, typer.Option(help="Only the reference variant.")] = False,
+    skip_without_nvcc: Annotated[
+        bool, typer.Option(help="Say so instead of failing where there is no nvcc.")
+    ] = False,
 ) -> None:
     """Write the reference variant of each family and compile it for CUDA where nvcc exists."""
     workspace = require_workspace()
     archs = [a for text in arch or [] for a in text.split(",")]
+    if skip_without_nvcc and not cpu_only:
+        cpu_only = _nvcc_is_missing()
     for family in select(workspace, families):
         start = time.perf_counter()
         built = [builder.build_reference(workspace, family)]
@@ -45,6 +51,15 @@ def build(
         for one in built:
             typer.echo(f"{family.name}: {one.path.name} {one.action}")
         typer.echo(f"{family.name}: {time.perf_counter() - start:.1f} s", err=True)
+
+
+def _nvcc_is_missing() -> bool:
+    try:
+        find_nvcc()
+    except ToolchainError as error:
+        typer.echo(f"SKIPPED: CUDA variants are not compiled on this machine\n{error}", err=True)
+        return True
+    return False
 
 
 @app.command()

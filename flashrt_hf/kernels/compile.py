@@ -148,16 +148,13 @@ def _ninja_file(extension: Extension, generated: Path) -> str:
                 )
             elif source.endswith((".cpp", ".cc", ".cxx")):
                 flags = [f"-I{family.path / folder}" for folder in kernel.include]
-                objects.append(
-                    _edge(lines, "cxx", family, source, [*flags, *kernel.cxx_flags])
-                )
+                objects.append(_edge(lines, "cxx", family, source, [*flags, *kernel.cxx_flags]))
     lines.append(f"build {extension.identifier}.abi3.so: link {' '.join(objects)}")
     return "\n".join(lines) + "\n"
 
 
 def _kernel_flags(extension: Extension, kernel: CudaKernel) -> list[str]:
-    archs = [a for a in extension.archs if not kernel.capabilities or a.removesuffix("+PTX") in kernel.capabilities]
-    codes = [flag for arch in archs for flag in gencode(arch)]
+    codes = [flag for arch in extension.archs for flag in gencode(arch)]
     threads = [f"--threads {min(len(codes), settings.MAX_JOBS.get())}"] if len(codes) > 1 else []
     includes = [f"-I{extension.family.path / folder}" for folder in kernel.include]
     return [*codes, *threads, *includes, *kernel.cuda_flags]

@@ -31,7 +31,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A fresh folder beside the variants; leftovers of killed builds are removed. Needs the lock."""
+    """A fresh folder beside the variants; removes what killed builds left. Needs the lock."""
     for leftover in folder.glob(".staging-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     target = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))

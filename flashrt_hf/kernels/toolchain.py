@@ -152,7 +152,10 @@ def gpu_capabilities() -> list[tuple[int, int]]:
     count = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
-    major_attribute, minor_attribute = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
+    major_attribute, minor_attribute = (
+        75,
+        76,
+    )  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
     found = []
     for device in range(count.value):
         numbers = []
