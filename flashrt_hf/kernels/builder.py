@@ -41,7 +41,7 @@ def build_reference(workspace: Workspace, family: Family) -> Built:
     target = folder / "build" / variant.REFERENCE_VARIANT
     if _is_current(target, identifier, ()):
         return Built(target, "unchanged")
-    validate.check_family(workspace, family)
+    validate.check_family(workspace, family, cuda=False)
     with locked(folder), staging(folder) as stage:
         if _is_current(target, identifier, ()):
             return Built(target, "unchanged")
@@ -67,7 +67,7 @@ def build_cuda(workspace: Workspace, family: Family, archs: Sequence[str] = ()) 
     target = folder / "build" / name
     if _is_current(target, identifier, selected):
         return Built(target, "unchanged")
-    validate.check_family(workspace, family)
+    validate.check_family(workspace, family, cuda=True)
     with locked(folder), staging(folder) as stage:
         if _is_current(target, identifier, selected):
             return Built(target, "unchanged")

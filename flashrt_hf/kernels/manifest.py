@@ -28,11 +28,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         ManifestError: missing or malformed; names the file.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such file") from None
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{path}: {error}") from None
+    return content
 
 
 @dataclass(frozen=True)

@@ -7,28 +7,35 @@ from kernels._rust import Build
 from flash_rt.flashrt_hf.kernels.manifest import Family, ManifestError, Workspace
 
 
-def check_family(workspace: Workspace, family: Family) -> None:
+def check_family(workspace: Workspace, family: Family, *, cuda: bool) -> None:
     """Raise where a build would be wrong; see :func:`problems`.
 
     Raises:
         ManifestError: lists every problem.
     """
-    found = problems(workspace, family)
+    found = problems(workspace, family, cuda=cuda)
     if found:
         raise ManifestError("\n".join(found))
 
 
-def problems(workspace: Workspace, family: Family) -> list[str]:
-    """What is wrong with the family's build.toml and sources; empty when nothing is."""
+def problems(workspace: Workspace, family: Family, *, cuda: bool = True) -> list[str]:
+    """What is wrong with the family's build.toml and sources; empty when nothing is.
+
+    Args:
+        cuda: False leaves out the files that only a CUDA build reads.
+    """
     where = f"{family.name}/build.toml"
     try:
         Build.open(family.path)
     except ValueError as error:
         return [f"{where}: {error}"]
-    return [f"{where}: {text}" for text in (*_files(family), *_agreement(workspace, family))]
+    found = [*_package(family), *_agreement(workspace, family)]
+    if cuda:
+        found += _cuda_files(family)
+    return [f"{where}: {text}" for text in found]
 
 
-def _files(family: Family) -> list[str]:
+def _cuda_files(family: Family) -> list[str]:
     found = []
     listed = [*family.binding_sources]
     for kernel in family.cuda_kernels:
@@ -40,6 +47,11 @@ def _files(family: Family) -> list[str]:
         name = path.relative_to(family.path).as_posix()
         if name not in listed:
             found.append(f"does not list {name}")
+    return found
+
+
+def _package(family: Family) -> list[str]:
+    found = []
     if not (family.package / "__init__.py").is_file():
         found.append(f"has no torch-ext/{family.python_name}/__init__.py")
     if (family.package / "_ops.py").exists():
