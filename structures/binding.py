@@ -1,0 +1,198 @@
+"""How a host module gets a new forward: its class is swapped for a subclass, and nothing else.
+
+The instance's ``__dict__`` stays as it is, so parameters, hooks, ``state_dict()`` and anything that
+looks at attributes see the host. The subclass keeps the host's ``__name__``, ``__qualname__`` and
+``__module__``; copies and pickles are of the host's class. Undoing is assigning the class back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+PLAN = "_flashrt_plan"
+
+
+class Overridden:
+    """First base of every bound class; ``isinstance(module, Overridden)`` says it is attached."""
+
+    # No __slots__: with a __dict__ of its own this base has nn.Module's layout, which is what lets
+    # __class__ be assigned.
+    _flashrt_host: type[nn.Module]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Skip the host's own hook on subclassing: registries and warnings must not see us."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle as the host: its class, and a state without the plan."""
+        bound, host = type(self), self._flashrt_host
+        reduced = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
+        function, arguments, *rest = reduced
+        arguments = tuple(host if a is bound else a for a in arguments)
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {k: v for k, v in rest[0].items() if k != PLAN}
+        return (function, arguments, *rest)
+
+
+def host_class(module: nn.Module) -> type[nn.Module]:
+    """The class that ``module`` has when nothing is attached."""
+    if isinstance(module, Overridden):
+        return module._flashrt_host
+    return type(module)
+
+
+class Binder:
+    """Swaps classes of modules and can put every one of them back.
+
+    Classes are made per binder and per (host class, key), so that all layers of a model share one
+    and two plans share none.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[tuple[type[nn.Module], tuple[Any, ...]], type[nn.Module]] = {}
+        self._keys: dict[int, tuple[Any, ...]] = {}
+        self._bound: dict[int, tuple[nn.Module, type[nn.Module]]] = {}
+
+    def override(self, module: nn.Module, key: Any, **methods: Callable[..., Any]) -> None:
+        """Give ``module`` other methods; a second call on the same module adds to the first.
+
+        Args:
+            key: hashable; equal keys on equal host classes must mean equal ``methods``.
+            methods: plain functions that take the module as ``self``.
+        """
+        host = host_class(module)
+        before = self._keys.get(id(module), ())
+        if isinstance(module, Overridden) and id(module) not in self._bound:
+            raise ValueError(f"attach: {host.__name__} belongs to another plan; detach that first")
+        keys = (*before, key)
+        made = self._classes.get((host, keys))
+        if made is None:
+            base = type(module) if before else host
+            inherited = vars(base)["_flashrt_own"] if before else {}
+            made = self._classes[host, keys] = _subclass(host, {**inherited, **methods})
+        previous = type(module)
+        module.__class__ = made
+        self._keys[id(module)] = keys
+        if not before:
+            self._bound[id(module)] = (module, previous)
+
+    def restore(self) -> None:
+        """Put every class back.
+
+        Raises:
+            RuntimeError: something else has changed the class since; all others are restored.
+        """
+        foreign = []
+        for module, host in self._bound.values():
+            if isinstance(module, Overridden):
+                module.__class__ = host
+            else:
+                foreign.append(type(module).__name__)
+        self._bound.clear()
+        self._keys.clear()
+        if foreign:
+            raise RuntimeError(
+                f"detach: the class of {len(foreign)} modules was changed after attach and is left "
+                f"as it is: {', '.join(sorted(set(foreign)))}"
+            )
+
+
+def _subclass(host: type[nn.Module], methods: dict[str, Callable[..., Any]]) -> type[nn.Module]:
+    wrapped = {name: _like(getattr(host, name, None), f) for name, f in methods.items()}
+    namespace: dict[str, Any] = {
+        "__module__": host.__module__,
+        "__qualname__": host.__qualname__,
+        "__doc__": host.__doc__,
+        "_flashrt_host": host,
+        "_flashrt_own": methods,
+        **wrapped,
+    }
+    return cast("type[nn.Module]", type(host)(host.__name__, (Overridden, host), namespace))
+
+
+def _like(host: Callable[..., Any] | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of ``function`` with the name, documentation and signature of the host's method."""
+    if host is None or not isinstance(function, types.FunctionType):
+        return function
+    method = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    method.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(method, host)
+    method.__signature__ = inspect.signature(host)  # type: ignore[attr-defined]
+    return method
+
+
+def guarded(
+    host: type[nn.Module],
+    fast: Callable[..., Any],
+    *,
+    example: nn.Module,
+    dtype: torch.dtype,
+    device: str,
+) -> Callable[..., Any]:
+    """A forward that runs ``fast`` where the proof holds and the host's own everywhere else.
+
+    The host answers in training mode, under autograd or autocast, for inputs of another dtype or
+    device, when a module inside has a hook or another class than at the proof (an adapter, a
+    parametrisation), and whenever ``fast`` returns ``NotImplemented``.
+    """
+    intact = _intact(example)
+    enabled = torch.is_autocast_enabled
+    argument = next(iter(list(inspect.signature(host.forward).parameters)[1:]), "")
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs.get(argument)
+        if (
+            not self.training
+            and isinstance(x, torch.Tensor)
+            and x.dtype is dtype
+            and x.device.type == device
+            and not (x.requires_grad and torch.is_grad_enabled())
+            and not enabled(device)
+            and intact(self)
+        ):
+            if not args:
+                args, kwargs = (x,), {k: v for k, v in kwargs.items() if k != argument}
+            with torch.no_grad():
+                result = fast(self, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return host.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _intact(example: nn.Module) -> Callable[[nn.Module], bool]:
+    """A check that the modules inside are still of the proven classes and carry no hook."""
+    parts = [
+        (name.split("."), host_class(module)) for name, module in example.named_modules() if name
+    ]
+
+    def intact(self: nn.Module) -> bool:
+        for names, kind in parts:
+            part: Any = self
+            for name in names:
+                part = part._modules.get(name)
+                if part is None:
+                    return False
+            if (
+                host_class(part) is not kind
+                or part._forward_hooks
+                or part._forward_pre_hooks
+                or "forward" in part.__dict__
+            ):
+                return False
+        return True
+
+    return intact

@@ -1,0 +1,210 @@
+"""Finds the regions of a host model: the widest proven structure for every module.
+
+Nothing here changes the model, and no user hook runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import kernels
+from .catalogue import CATALOGUE
+from .catalogue.base import PASSIVE, Fast, Found, Refusal, Structure
+from .prove import Disproof, prove_meaning
+from .region import Region
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+# What nn.Module itself and the libraries around it keep in an instance.
+FRAMEWORK = frozenset(vars(nn.Module())) | {"_is_hf_initialized", "_compiled_call_impl", "config"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A region with the structure whose meaning is proven; its numbers are still to be."""
+
+    region: Region
+    structure: Structure
+    spec: Any
+    fast: Fast
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A region of a structure's form that cannot be bound; ``keep`` when that is no loss."""
+
+    region: Region
+    structure: Structure
+    reason: str
+    keep: bool = False
+
+
+@dataclass
+class Discovery:
+    """Survey of one model; caches what holds for a kind of region, so 36 equal layers cost one.
+
+    Attributes:
+        excluded: (path, structure name) -> reason, for candidates that failed their numbers.
+    """
+
+    excluded: dict[tuple[str, str], str] = field(default_factory=dict)
+    _meanings: dict[Any, Disproof | Fast] = field(default_factory=dict)
+
+    def find(self, region: Region, *names: str) -> Found | Refusal | None:
+        """See ``catalogue.base.Survey.find``."""
+        first: Refusal | None = None
+        for structure in CATALOGUE:
+            if structure.name in names:
+                found = self.settle(region, structure)
+                if isinstance(found, Candidate):
+                    return Found(structure, found.spec)
+                if found is not None and first is None:
+                    first = Refusal(found.reason)
+        return first
+
+    def walk(self, region: Region) -> Iterator[Candidate | Rejected | Region]:
+        """Candidates and rejections below ``region``, then owners that no structure has."""
+        for structure in CATALOGUE:
+            found = self.settle(region, structure)
+            if isinstance(found, Candidate):
+                yield found
+                return
+            if found is not None:
+                yield found
+        yield region
+        for child in region.children():
+            yield from self.walk(child)
+
+    def settle(self, region: Region, structure: Structure) -> Candidate | Rejected | None:
+        """Propose, check and prove the meaning of one structure for one region."""
+        proposal = structure.propose(region, self)
+        if proposal is None:
+            return None
+        if isinstance(proposal, Refusal):
+            return Rejected(region, structure, proposal.reason)
+        failed = self.excluded.get((region.path, structure.name))
+        if failed is not None:
+            return Rejected(region, structure, failed)
+        for rule in RULES:
+            reason = rule(region, structure)
+            if reason is not None:
+                return Rejected(region, structure, reason, keep=rule is fp32_on_cuda)
+        first: str | None = None
+        for spec in proposal if isinstance(proposal, tuple) else (proposal,):
+            proven = self._meaning(region, structure, spec)
+            if not isinstance(proven, Disproof):
+                return Candidate(region, structure, spec, proven)
+            first = first or proven.reason
+        return Rejected(region, structure, first or "no proposal")
+
+    def _meaning(self, region: Region, structure: Structure, spec: Any) -> Disproof | Fast:
+        key = (structure.name, spec, fingerprint(region.module))
+        if key not in self._meanings:
+            try:
+                fast = structure.bind(spec)
+                disproof = prove_meaning(structure, spec, region.module, fast)
+            except kernels.KernelUnavailable as error:
+                self._meanings[key] = Disproof(str(error))
+            else:
+                self._meanings[key] = fast if disproof is None else disproof
+        return self._meanings[key]
+
+
+def fingerprint(module: nn.Module) -> tuple[Any, ...]:
+    """What makes two modules the same kind: classes, forwards, scalars and parameter shapes."""
+    parts: list[Any] = []
+    for name, inner in module.named_modules():
+        scalars = tuple((k, v) for k, v in own_attributes(inner) if _is_plain(v) and k not in PLACE)
+        shapes = tuple((k, None if p is None else p.shape) for k, p in inner._parameters.items())
+        parts.append((name, type(inner), type(inner).forward, scalars, shapes))
+    return tuple(parts)
+
+
+PLACE = frozenset({"layer_idx"})
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bool, torch.dtype, type(None)))
+
+
+def own_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes that the host's class added to an instance."""
+    for name, value in vars(module).items():
+        if name not in FRAMEWORK:
+            yield name, value
+
+
+def unread_scalar(region: Region, structure: Structure) -> str | None:
+    """A scalar that no structure reads would be ignored, so it refuses the region.
+
+    An int that equals a dimension of the region's parameters is a size and not a scalar.
+    """
+    known = structure.reads | structure.passive | PASSIVE
+    sizes = {s for _, t in region.tensors() for s in t.shape}
+    for name, module in region.module.named_modules():
+        for attribute, value in own_attributes(module):
+            if attribute in known or value is None or (type(value) is int and value in sizes):
+                continue
+            where = f"{name}.{attribute}" if name else attribute
+            return f"attribute {where} = {str(value)[:60]} is not one that {structure.name} reads"
+    return None
+
+
+def training(region: Region, structure: Structure) -> str | None:
+    """Training needs gradients, dropout and the host's own code."""
+    for name, module in region.module.named_modules():
+        if module.training:
+            return f"module {name or region.path!r} is in training mode; call model.eval()"
+    return None
+
+
+def foreign_forward(region: Region, structure: Structure) -> str | None:
+    """A forward set on an instance, or a hook inside the region, would no longer run."""
+    for name, module in region.module.named_modules():
+        if "forward" in vars(module):
+            return (
+                f"module {name or region.path!r} carries its own instance forward (offload hook?)"
+            )
+        if name and (module._forward_hooks or module._forward_pre_hooks):
+            return f"module {name!r} inside carries a forward hook, which would no longer fire"
+    return None
+
+
+def storage(region: Region, structure: Structure) -> str | None:
+    """Plain floating-point tensors of one dtype on one CPU or CUDA device."""
+    seen: dict[tuple[torch.dtype, torch.device], str] = {}
+    for name, tensor in region.tensors():
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            return f"{name} is a {type(tensor).__name__}, not a plain tensor"
+        if tensor.device.type not in ("cpu", "cuda"):
+            return f"{name} is on device {tensor.device.type}; cpu or cuda is wanted"
+        if tensor.dtype in FLOATS:
+            seen.setdefault((tensor.dtype, tensor.device), name)
+        elif isinstance(tensor, nn.Parameter):
+            return f"{name} has dtype {tensor.dtype}; one of bf16, fp16, fp32 is wanted"
+    if len(seen) > 1:
+        (a, first), (b, second) = list(seen.items())[:2]
+        return f"{first} is {a[0]} on {a[1]}, but {second} is {b[0]} on {b[1]}"
+    return None
+
+
+def fp32_on_cuda(region: Region, structure: Structure) -> str | None:
+    """fp32 matrix products on CUDA are the host's: torch's own are as fast as memory allows."""
+    if structure.multiplies:
+        for _, tensor in region.tensors():
+            if tensor.device.type == "cuda" and tensor.dtype == torch.float32:
+                return "fp32 weights on CUDA; cast with model.to(torch.bfloat16) to bind"
+    return None
+
+
+RULES: tuple[Callable[[Region, Structure], str | None], ...] = (
+    training,
+    foreign_forward,
+    storage,
+    fp32_on_cuda,
+    unread_scalar,
+)

@@ -1,0 +1,181 @@
+"""Proofs that a structure does what the host does. Names propose, numbers decide.
+
+*Meaning*, once per kind of region: on a copy in fp32 with redrawn parameters the host, the
+reference and the bound forward agree to a relative 1e-4 on every probe. Redrawn, because default
+initialisation (norm weights 1, biases 0) accepts even structures that ignore them.
+
+The copy lives on the CPU. Weights over ``LARGE`` elements are drawn as overlapping windows of one
+short random vector (``w[i, j] = v[7 i + j]``), so the copy of a 12288 x 4096 layer costs neither
+150 million random numbers nor their memory; all rows and columns still differ, so a transposed,
+shifted or swapped weight shows. A region with more than ``ON_DEVICE`` parameters is probed on the
+model's own device, there against the reference alone: fp32 matrix kernels exist only on the CPU.
+
+*Numbers*, per instance: with its real weights, dtype and device, the bound forward's error against
+the reference in the next wider type is at most twice the host's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .catalogue.base import Draw, Fast, Probe, Structure
+from .decision import Measured
+
+MEANING_TOLERANCE = 1e-4
+LARGE = 1 << 20
+ON_DEVICE = 4 << 20
+SEED = 20
+
+
+@dataclass(frozen=True)
+class Disproof:
+    """Where a proposal failed, in words that fit a refusal."""
+
+    reason: str
+
+
+def redrawn(module: nn.Module, device: torch.device, seed: int = SEED) -> nn.Module:
+    """An fp32 copy of ``module`` on ``device`` with other parameters and no hooks.
+
+    Weights are N(0, 1/fan_in) with fan_in the last dimension, vectors N(0.7, 0.4^2): norm weights
+    and biases that are neither 0 nor 1. Buffers keep their values. Tied parameters stay tied.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            _draw(parameter.shape, generator).to(device), requires_grad=False
+        )
+    for buffer in module.buffers():
+        kept = buffer.detach().to(device, copy=True)
+        memo[id(buffer)] = kept.float() if kept.is_floating_point() else kept
+    twin = copy.deepcopy(module, memo)
+    for inner in twin.modules():
+        clear_hooks(inner)
+    return twin.eval()
+
+
+def _draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    if len(shape) < 2:
+        return 0.7 + 0.4 * torch.randn(shape, generator=generator)
+    columns = shape[-1]
+    rows = shape.numel() // max(1, columns)
+    if shape.numel() <= LARGE:
+        return torch.randn(shape, generator=generator) * columns**-0.5
+    values = torch.randn(7 * (rows - 1) + columns, generator=generator) * columns**-0.5
+    return values.as_strided((rows, columns), (7, 1)).reshape(shape)
+
+
+def clear_hooks(module: nn.Module) -> None:
+    """Remove every hook from a module that is ours to change."""
+    for name, value in list(vars(module).items()):
+        if name.endswith("_hooks") and isinstance(value, dict):
+            vars(module)[name] = type(value)()
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a forward's result, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def difference(got: Any, wanted: Any, added_to: torch.Tensor | None) -> float:
+    """Largest deviation relative to the largest wanted value, over all tensors of a result.
+
+    ``inf`` where number, shape or a non-finite value differs. ``added_to`` is subtracted from the
+    wanted value that sets the scale.
+    """
+    ours, theirs = list(tensors_of(got)), list(tensors_of(wanted))
+    if len(ours) != len(theirs) or not ours:
+        return float("inf")
+    worst = 0.0
+    for mine, host in zip(ours, theirs, strict=True):
+        if mine.shape != host.shape:
+            return float("inf")
+        if not host.numel():
+            continue
+        mine, host = mine.double(), host.double()
+        part = host - added_to.double() if added_to is not None else host
+        error = (mine - host).abs().max() / part.abs().max().clamp_min(1e-30)
+        worst = max(worst, float(torch.nan_to_num(error, nan=float("inf"))))
+    return worst
+
+
+@torch.no_grad()
+def prove_meaning(
+    structure: Structure, spec: Any, module: nn.Module, fast: Fast
+) -> Disproof | None:
+    """Compare host, reference and bound forward on a redrawn copy; ``None`` when they agree."""
+    device = torch.device("cpu")
+    if sum(p.numel() for p in module.parameters()) > ON_DEVICE:
+        device = next(module.parameters()).device
+    twin = redrawn(module, device)
+    draw = Draw(device, torch.float32, torch.Generator().manual_seed(SEED + 1))
+    for probe in structure.probes(spec, twin, draw):
+        host = structure.call_host(spec, twin, probe)
+        answers = [("reference", structure.call_reference(spec, twin, probe, torch.float32))]
+        if device.type == "cpu":
+            answers.append(("bound forward", structure.call_bound(spec, twin, fast, probe)))
+        for who, answer in answers:
+            error = difference(answer, host, probe.added_to)
+            if not error <= MEANING_TOLERANCE:
+                return Disproof(
+                    f"meaning: {who} differs from the host by {error:.1e}, "
+                    f"limit {MEANING_TOLERANCE:g} ({probe.label})"
+                )
+    return None
+
+
+def errors(structure: Structure, spec: Any, module: nn.Module, fast: Fast) -> torch.Tensor:
+    """Numbers of one instance as a device tensor, so that a whole plan needs one synchronisation.
+
+    Returns:
+        ``[4]`` fp64: root mean square errors of bound and host against the reference, then its
+        root mean square and the epsilon of the model's dtype.
+    """
+    tensor = next(iter(module.parameters()), None)
+    if tensor is None:
+        tensor = next(iter(module.buffers()))
+    dtype, device = tensor.dtype, tensor.device
+    draw = Draw(device, dtype, torch.Generator().manual_seed(SEED + 2))
+    probe = structure.number_probe(spec, module, draw)
+    wider = torch.float64 if dtype == torch.float32 else torch.float32
+    with torch.no_grad():
+        truth = _flat(structure.call_reference(spec, module, probe, wider))
+        ours = _flat(structure.call_bound(spec, module, fast, probe))
+        host = _flat(structure.call_host(spec, module, probe))
+        if not ours.numel() == host.numel() == truth.numel():
+            return torch.full((4,), float("inf"), dtype=torch.float64, device=device)
+        rms = [t.square().mean().sqrt() for t in (ours - truth, host - truth, truth)]
+    return torch.stack([*rms, rms[0].new_tensor(torch.finfo(dtype).eps)])
+
+
+def _flat(value: Any) -> torch.Tensor:
+    return torch.cat([t.double().reshape(-1) for t in tensors_of(value)])
+
+
+def judge(numbers: list[float]) -> Measured | Disproof:
+    """Decide on the four numbers of ``errors``.
+
+    The floor of a quarter epsilon is one correct rounding: a host that happens to be exact on a
+    probe must not refuse a result that is as good as its dtype allows.
+    """
+    bound, host, size, epsilon = numbers
+    relative = Measured(bound / max(size, 1e-30), host / max(size, 1e-30))
+    if bound <= 2.0 * host + 0.25 * epsilon * size:
+        return relative
+    return Disproof(
+        f"numbers: error {relative.bound:.1e} against the host's {relative.host:.1e}, limit 2x"
+    )
