@@ -1,10 +1,10 @@
 // The launcher's side of the `linear` family, free of torch: out = epilogue(prologue(x) @ W.T).
 //
 // For each row, with every sum in fp32 and the stated roundings only:
-//   1. branch given:  r' = round(x + round(branch_norm(branch)));  residual_out = r';  otherwise r' = x
-//   2. norm given:    x' = round(norm(r'));                        otherwise x' = r'
-//   3. y_i = x' @ W_i.T + bias_i, the W_i standing below each other as one matrix of n[0] + n[1] + n[2] rows
-//   4. gated: y = activation(y_0) * y_1;                           otherwise y = activation(y)
+//   1. with a branch:  r' = round(x + round(branch_norm(branch))), residual_out = r';  else r' = x
+//   2. with a norm:    x' = round(norm(r'));                                           else x' = r'
+//   3. y_i = x' @ W_i.T + bias_i, the W_i below each other as one matrix of n[0] + n[1] + n[2] rows
+//   4. gated:          y = activation(y_0) * y_1;                        else y = activation(y)
 //   5. out = round(residual + soft_cap * tanh(scale * y / soft_cap)), soft_cap 0 meaning no cap
 // "round" is to `type`, in step 5 to `out_type`.
 //   norm(v) = v * rsqrt(mean(v^2) + eps) * w, or * (1 + w) for kZeroCentered.
@@ -15,24 +15,14 @@
 
 #include <cstdint>
 
+#include "common/element_type.h"
+
 namespace flashrt {
 
-enum class ElementType : int { kBF16 = 0, kFP16 = 1, kFP32 = 2 };
+enum class Activation : int;  // defined in common/activations.cuh
 
-// The order is part of the op's schema: torch-ext/linear/reference.py numbers the names alike.
-enum class Activation : int {
-  kIdentity = 0,
-  kSilu,
-  kGelu,
-  kGeluTanh,
-  kQuickGelu,
-  kRelu,
-  kRelu2,
-  kSigmoid,
-  kTanh
-};
-
-// Norms, in LinearArgs::norm_kind and branch_norm_kind.
+// Norms, in LinearArgs::norm_kind and branch_norm_kind; numbered alike in
+// torch-ext/linear/reference.py.
 inline constexpr int kNoNorm = 0;
 inline constexpr int kRmsNorm = 1;
 inline constexpr int kZeroCenteredRmsNorm = 2;
@@ -40,8 +30,8 @@ inline constexpr int kZeroCenteredRmsNorm = 2;
 // Rows that one launch takes.
 inline constexpr int kMaxRows = 8;
 
-// All pointers are device addresses, null when the operand is absent. Strides are in elements. Every
-// operand has element type `type` except `out`, which has `out_type`: the same, or kFP32.
+// All pointers are device addresses, null when the operand is absent. Strides are in elements.
+// Every operand has element type `type` except `out`, which has `out_type`: the same, or kFP32.
 // Activations have unit stride along a row; nothing is assumed about the alignment of a row.
 struct LinearArgs {
   const void* x;  // [m, k]: the input, or with `branch` the residual stream it is added to
@@ -87,8 +77,8 @@ struct LinearArgs {
 
 cudaError_t launch_linear(const LinearArgs& args, cudaStream_t stream);
 
-// out[i] = round(scale * table[ids[i]]), rows of `out` contiguous; an id outside [0, vocab) gives a row
-// of NaN. `weights_static` speaks of the table.
+// out[i] = round(scale * table[ids[i]]), rows of `out` contiguous; an id outside [0, vocab) gives a
+// row of NaN. `weights_static` speaks of the table.
 cudaError_t launch_embedding(const int64_t* ids, const void* table, int64_t table_stride, void* out,
                              int64_t num_ids, int64_t vocab, int d, float scale, ElementType type,
                              bool weights_static, cudaStream_t stream);

@@ -1,0 +1,144 @@
+"""What the public functions ask of their arguments, and the ``[M, K]`` views they work on.
+
+The conditions are written out in the hot path and the messages come from ``_common.checks``: a
+call costs the host microseconds, and a captured graph nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from ._common import checks
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def input_rows(op: str, x: torch.Tensor) -> torch.Tensor:
+    """``x`` as ``[M, K]``; copied only where its leading dims cannot be merged."""
+    checks.dims_at_least(op, "x", x, 1)
+    if x.dtype not in _DTYPES:
+        checks.dtype_in(op, "x", x, _DTYPES)
+    if x.dtype == torch.float32 and x.is_cuda:
+        rule = "be bfloat16 or float16 on CUDA: cast x and the weights with .to(torch.bfloat16)"
+        checks.fail(op, "x", rule, "float32")
+    k = x.shape[-1]
+    if k == 0:
+        checks.fail(op, "x", "have at least one column", f"shape {tuple(x.shape)}")
+    checks.unit_stride(op, "x", x)
+    return x if x.dim() == 2 else x.reshape(-1, k)
+
+
+def check_weights(
+    op: str,
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    names: Sequence[str],
+    bias_names: Sequence[str],
+) -> None:
+    """``weights[i] [N_i, K]`` of one column stride, ``biases[i] [N_i]``; N_i and K at least 1."""
+    k = x.shape[-1]
+    for i, weight in enumerate(weights):
+        shape = weight.shape
+        if len(shape) != 2 or shape[1] != k or shape[0] == 0:
+            checks.fail(op, names[i], f"have shape (N, {k}) with N at least 1", tuple(shape))
+        _like(op, names[i], weight, x)
+        if i > 0 and k > 1 and weight.stride(1) != weights[0].stride(1):
+            rule = f"have the column stride of {names[0]}, {weights[0].stride(1)}"
+            checks.fail(op, names[i], rule, weight.stride(1))
+        bias = biases[i]
+        if bias is not None:
+            check_vector(op, bias_names[i], bias, shape[0], x)
+
+
+def check_table(op: str, table: torch.Tensor) -> None:
+    """An embedding table ``[V, D]`` with unit stride along D."""
+    if table.dim() != 2 or table.shape[0] == 0 or table.shape[1] == 0:
+        checks.fail(op, "table", "have shape (V, D), both at least 1", tuple(table.shape))
+    checks.dtype_in(op, "table", table, _DTYPES)
+    checks.unit_stride(op, "table", table)
+
+
+def check_vector(op: str, name: str, vector: torch.Tensor, size: int, x: torch.Tensor) -> None:
+    """A contiguous ``[size]`` with the dtype and device of ``x``."""
+    checks.shape_is(op, name, vector, (size,))
+    checks.contiguous(op, name, vector)
+    _like(op, name, vector, x)
+
+
+def operand_rows(
+    op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, columns: int
+) -> torch.Tensor:
+    """A read operand of shape ``[*x.shape[:-1], columns]`` as ``[M, columns]``."""
+    checks.shape_is(op, name, tensor, (*x.shape[:-1], columns))
+    _like(op, name, tensor, x)
+    checks.unit_stride(op, name, tensor)
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, columns)
+
+
+def output_rows(
+    op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, columns: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A written operand of shape ``[*x.shape[:-1], columns]`` as ``[M, columns]``, never a copy."""
+    checks.output(op, name, tensor, (*x.shape[:-1], columns), dtype, x.device)
+    if tensor.dim() == 2:
+        return tensor
+    if not tensor.is_contiguous() and not _mergeable(tensor):
+        checks.fail(op, name, "have rows at one distance", f"strides {tensor.stride()}")
+    return tensor.view(-1, columns)
+
+
+def output_dtype(
+    op: str, x: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None
+) -> torch.dtype:
+    """The dtype asked for by ``out_dtype`` or ``out``: that of ``x``, or fp32."""
+    dtype = out_dtype if out_dtype is not None else (x.dtype if out is None else out.dtype)
+    if dtype != x.dtype and dtype != torch.float32:
+        name = "out" if out_dtype is None else "out_dtype"
+        rule = f"be {checks.short_dtype(x.dtype)} (as x) or float32"
+        checks.fail(op, name, rule, checks.short_dtype(dtype))
+    return dtype
+
+
+def check_norm(
+    op: str, name: str, weight: torch.Tensor | None, eps: float | None, x: torch.Tensor
+) -> None:
+    """A norm's weight ``[K]`` and eps, given together or not at all."""
+    if weight is None:
+        if eps is not None:
+            checks.fail(op, f"{name}_weight", f"be given with {name}_eps", None)
+    elif eps is None:
+        checks.fail(op, f"{name}_eps", f"be given with {name}_weight", None)
+    else:
+        checks.not_negative(op, f"{name}_eps", eps)
+        check_vector(op, f"{name}_weight", weight, x.shape[-1], x)
+
+
+def branch_rows(
+    op: str, branch: torch.Tensor | None, residual_out: torch.Tensor | None, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The branch and the new residual stream as ``[M, K]``; each needs the other."""
+    if branch is None:
+        checks.fail(op, "branch", "be given with residual_out or a branch norm", None)
+    if residual_out is None:
+        checks.fail(op, "residual_out", "be given with branch (torch.empty_like(x))", None)
+    k = x.shape[-1]
+    rows = operand_rows(op, "branch", branch, x, k)
+    return rows, output_rows(op, "residual_out", residual_out, x, k, x.dtype)
+
+
+def _like(op: str, name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    if tensor.dtype != x.dtype:
+        checks.dtype_in(op, name, tensor, (x.dtype,))
+    if tensor.device != x.device:
+        checks.same_device(op, name, tensor, x.device)
+
+
+def _mergeable(tensor: torch.Tensor) -> bool:
+    """Whether all dims but the last are one dim of constant stride."""
+    sizes, strides = tensor.shape[:-1], tensor.stride()[:-1]
+    dims = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(dims))

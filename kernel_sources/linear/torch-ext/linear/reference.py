@@ -1,0 +1,148 @@
+"""The ``linear`` family in plain torch: the CPU implementation, and the ground truth of the tests.
+
+Sums, norms and the whole epilogue are fp32; a value is rounded to the element type only where
+csrc/linear.h says so. Rows are multiplied one by one, so that here too a row's bits do not depend
+on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ._common.activations import apply_activation
+from .overlap import check_overlap
+
+# Numbered as in csrc/linear.h.
+NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM = range(3)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: int) -> torch.Tensor:
+    """``x * rsqrt(mean(x**2) + eps) * w``, or ``* (1 + w)`` by ``kind``: fp32, rounded once."""
+    wide = x.float()
+    scale = weight.float() + 1.0 if kind == ZERO_CENTERED_RMS_NORM else weight.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * scale).to(x.dtype)
+
+
+def add_branch(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    branch_norm_weight: torch.Tensor | None,
+    branch_norm_eps: float,
+    branch_norm_kind: int,
+) -> torch.Tensor:
+    """The new residual: ``x`` plus ``branch``, the latter normed first if it has a norm weight."""
+    if branch_norm_weight is not None:
+        branch = rms_norm(branch, branch_norm_weight, branch_norm_eps, branch_norm_kind)
+    return x + branch
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x @ weight.T + bias`` in fp32, one matrix-vector product a row."""
+    wide = weight.float()
+    y = torch.stack([torch.mv(wide, row.clone()) for row in x.float()])
+    return y if bias is None else y + bias.float()
+
+
+def linear(
+    x: torch.Tensor,
+    w0: torch.Tensor,
+    w1: torch.Tensor | None,
+    w2: torch.Tensor | None,
+    b0: torch.Tensor | None,
+    b1: torch.Tensor | None,
+    b2: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_eps: float,
+    norm_kind: int,
+    residual: torch.Tensor | None,
+    activation: int,
+    gated: bool,
+    scale: float,
+    soft_cap: float,
+    weights_static: bool,
+    fp32_out: bool,
+) -> torch.Tensor:
+    """``linear`` of csrc/linear.h for ``x [M, K]`` without a branch; returns ``[M, N]``."""
+    dtype = x.dtype
+    if norm_weight is not None:
+        x = rms_norm(x, norm_weight, norm_eps, norm_kind)
+    pairs = ((w0, b0), (w1, b1), (w2, b2))
+    products = [_product(x, weight, bias) for weight, bias in pairs if weight is not None]
+    if gated:
+        y = apply_activation(products[0], activation) * products[1]
+    else:
+        y = apply_activation(torch.cat(products, dim=-1), activation)
+    if scale != 1.0:
+        y = y * scale
+    if soft_cap:
+        y = torch.tanh(y / soft_cap) * soft_cap
+    if residual is not None:
+        y = residual.float() + y
+    return y if fp32_out else y.to(dtype)
+
+
+def linear_out(
+    out: torch.Tensor,
+    residual_out: torch.Tensor | None,
+    branch: torch.Tensor | None,
+    branch_norm_weight: torch.Tensor | None,
+    branch_norm_eps: float,
+    branch_norm_kind: int,
+    x: torch.Tensor,
+    w0: torch.Tensor,
+    w1: torch.Tensor | None,
+    w2: torch.Tensor | None,
+    b0: torch.Tensor | None,
+    b1: torch.Tensor | None,
+    b2: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_eps: float,
+    norm_kind: int,
+    residual: torch.Tensor | None,
+    activation: int,
+    gated: bool,
+    scale: float,
+    soft_cap: float,
+    weights_static: bool,
+) -> None:
+    """``linear`` of csrc/linear.h into ``out`` and, with a branch, ``residual_out``."""
+    check_overlap(out, residual_out, x, branch, residual)
+    if branch is not None and residual_out is not None:
+        x = add_branch(x, branch, branch_norm_weight, branch_norm_eps, branch_norm_kind)
+        residual_out.copy_(x)
+    result = linear(
+        x,
+        w0,
+        w1,
+        w2,
+        b0,
+        b1,
+        b2,
+        norm_weight,
+        norm_eps,
+        norm_kind,
+        residual,
+        activation,
+        gated,
+        scale,
+        soft_cap,
+        weights_static,
+        out.dtype == torch.float32,
+    )
+    out.copy_(result)
+
+
+def embedding(
+    ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
+) -> torch.Tensor:
+    """``scale * table[ids]`` for flat ``ids``, rounded once; an id outside is an IndexError."""
+    rows = F.embedding(ids, table)
+    return rows if scale == 1.0 else (rows.float() * scale).to(table.dtype)
+
+
+def embedding_out(
+    out: torch.Tensor, ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
+) -> None:
+    """``embedding`` into ``out [len(ids), D]``."""
+    out.copy_(embedding(ids, table, scale, weights_static))

@@ -1,0 +1,73 @@
+"""The operators: schemas, CPU implementations and fakes. CUDA is in torch_binding.cpp."""
+
+from __future__ import annotations
+
+import torch
+
+from . import reference
+from ._ops import add_op_namespace_prefix, ops
+
+__all__ = ["ops"]
+
+_INPUTS = (
+    "Tensor x, Tensor w0, Tensor? w1, Tensor? w2, Tensor? b0, Tensor? b1, Tensor? b2, "
+    "Tensor? norm_weight, float norm_eps, int norm_kind, "
+    "Tensor? residual, int activation, bool gated, float scale, float soft_cap, bool weights_static"
+)
+_BRANCH = "Tensor? branch, Tensor? branch_norm_weight, float branch_norm_eps, int branch_norm_kind"
+
+_LIB = torch.library.Library(add_op_namespace_prefix("").removesuffix("::"), "DEF")
+_LIB.define(f"linear({_INPUTS}, bool fp32_out) -> Tensor")
+_LIB.define(f"linear_out(Tensor(a!) out, Tensor(b!)? residual_out, {_BRANCH}, {_INPUTS}) -> ()")
+_LIB.define("embedding(Tensor ids, Tensor table, float scale, bool weights_static) -> Tensor")
+_LIB.define(
+    "embedding_out(Tensor(a!) out, Tensor ids, Tensor table, float scale, bool weights_static) "
+    "-> ()"
+)
+_LIB.impl("linear", reference.linear, "CPU")
+_LIB.impl("linear_out", reference.linear_out, "CPU")
+_LIB.impl("embedding", reference.embedding, "CPU")
+_LIB.impl("embedding_out", reference.embedding_out, "CPU")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("linear"), lib=_LIB)
+def _linear_fake(  # the schema's arguments
+    x: torch.Tensor,
+    w0: torch.Tensor,
+    w1: torch.Tensor | None,
+    w2: torch.Tensor | None,
+    b0: torch.Tensor | None,
+    b1: torch.Tensor | None,
+    b2: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_eps: float,
+    norm_kind: int,
+    residual: torch.Tensor | None,
+    activation: int,
+    gated: bool,
+    scale: float,
+    soft_cap: float,
+    weights_static: bool,
+    fp32_out: bool,
+) -> torch.Tensor:
+    columns = w0.shape[0]
+    if not gated:
+        columns = sum(weight.shape[0] for weight in (w0, w1, w2) if weight is not None)
+    return x.new_empty((x.shape[0], columns), dtype=torch.float32 if fp32_out else x.dtype)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("linear_out"), lib=_LIB)
+def _linear_out_fake(*arguments: object) -> None:
+    return None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("embedding"), lib=_LIB)
+def _embedding_fake(
+    ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
+) -> torch.Tensor:
+    return table.new_empty((ids.shape[0], table.shape[1]))
+
+
+@torch.library.register_fake(add_op_namespace_prefix("embedding_out"), lib=_LIB)
+def _embedding_out_fake(*arguments: object) -> None:
+    return None

@@ -1,0 +1,193 @@
+// Unpacks the operators' arguments into LinearArgs; schemas are in torch-ext/linear/schema.py,
+// checks of shapes and dtypes in torch-ext/linear/arguments.py. Only what needs addresses is
+// checked here.
+#include <optional>
+
+#include "common/stable.h"
+#include "linear.h"
+#include "registration.h"
+
+namespace flashrt {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+ElementType element_type(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::BFloat16:
+      return ElementType::kBF16;
+    case ScalarType::Half:
+      return ElementType::kFP16;
+    default:
+      return ElementType::kFP32;
+  }
+}
+
+// A new row-major matrix on the device of `like`; much cheaper than a call through the dispatcher.
+Tensor empty_matrix(const Tensor& like, int64_t rows, int64_t columns, int32_t dtype) {
+  const int64_t sizes[2] = {rows, columns};
+  const int64_t strides[2] = {columns, 1};
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      2, sizes, strides, dtype, aoti_torch_device_type_cuda(), like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
+int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+int64_t row_stride(const MaybeTensor& matrix) { return matrix.has_value() ? matrix->stride(0) : 0; }
+
+// Bytes that a row-major matrix spans.
+struct Span {
+  intptr_t start, end, pitch, row;
+
+  explicit Span(const Tensor& matrix) {
+    const int64_t size = static_cast<int64_t>(matrix.element_size());
+    start = reinterpret_cast<intptr_t>(matrix.data_ptr());
+    pitch = matrix.stride(0) * size;
+    row = matrix.size(1) * size;
+    end = start + (matrix.size(0) - 1) * pitch + row;
+  }
+};
+
+// Whether two matrices share an element; columns of one buffer with equal pitch do not.
+bool overlap(const Span& a, const Span& b) {
+  if (a.end <= b.start || b.end <= a.start) return false;
+  if (a.pitch != b.pitch || a.pitch <= 0) return true;
+  const intptr_t shift = ((b.start - a.start) % a.pitch + a.pitch) % a.pitch;
+  return shift < a.row || shift + b.row > a.pitch;
+}
+
+void check_disjoint(const Tensor& written, const char* written_name, const MaybeTensor& read,
+                    const char* read_name) {
+  STD_TORCH_CHECK(!read.has_value() || !overlap(Span(written), Span(*read)),
+                  "linear: ", written_name, " must not share memory with ", read_name);
+}
+
+bool same_memory(const Tensor& a, const Tensor& b) {
+  return a.data_ptr() == b.data_ptr() && a.scalar_type() == b.scalar_type() &&
+         (a.stride(0) == b.stride(0) || a.size(0) == 1);
+}
+
+// A kernel's blocks write while others still read.
+void check_overlap(const Tensor& out, const MaybeTensor& residual_out, const Tensor& x,
+                   const MaybeTensor& branch, const MaybeTensor& residual) {
+  STD_TORCH_CHECK(out.size(0) == 1 || out.stride(0) >= out.size(1),
+                  "linear: rows of out must not share memory");
+  check_disjoint(out, "out", x, "x");
+  check_disjoint(out, "out", branch, "branch");
+  if (residual.has_value() && !same_memory(out, *residual)) {
+    check_disjoint(out, "out", residual, "residual");
+  }
+  if (residual_out.has_value()) {
+    STD_TORCH_CHECK(residual_out->size(0) == 1 || residual_out->stride(0) >= residual_out->size(1),
+                    "linear: rows of residual_out must not share memory");
+    check_disjoint(*residual_out, "residual_out", x, "x");
+    check_disjoint(*residual_out, "residual_out", branch, "branch");
+    check_disjoint(*residual_out, "residual_out", residual, "residual");
+    check_disjoint(*residual_out, "residual_out", out, "out");
+  }
+}
+
+void linear_out(Tensor out, MaybeTensor residual_out, MaybeTensor branch,
+                MaybeTensor branch_norm_weight, double branch_norm_eps, int64_t branch_norm_kind,
+                Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b0, MaybeTensor b1,
+                MaybeTensor b2, MaybeTensor norm_weight, double norm_eps, int64_t norm_kind,
+                MaybeTensor residual, int64_t activation, bool gated, double scale, double soft_cap,
+                bool weights_static) {
+  check_overlap(out, residual_out, x, branch, residual);
+  LinearArgs args{};
+  args.x = x.data_ptr();
+  args.x_stride = x.stride(0);
+  args.m = static_cast<int>(x.size(0));
+  args.k = static_cast<int>(x.size(1));
+
+  const Tensor* const weights[3] = {&w0, w1.has_value() ? &*w1 : nullptr,
+                                    w2.has_value() ? &*w2 : nullptr};
+  const MaybeTensor* const biases[3] = {&b0, &b1, &b2};
+  for (const Tensor* weight : weights) {
+    if (weight == nullptr) break;
+    const int i = args.num_weights++;
+    args.weight[i] = weight->data_ptr();
+    args.weight_stride[i] = weight->stride(0);
+    args.n[i] = static_cast<int>(weight->size(0));
+    args.bias[i] = pointer_or_null(*biases[i]);
+  }
+  args.weight_col_stride = args.k == 1 ? 1 : w0.stride(1);
+
+  args.branch = pointer_or_null(branch);
+  args.branch_stride = row_stride(branch);
+  args.branch_norm_weight = pointer_or_null(branch_norm_weight);
+  args.branch_norm_eps = static_cast<float>(branch_norm_eps);
+  args.branch_norm_kind = static_cast<int>(branch_norm_kind);
+  args.residual_out = pointer_or_null(residual_out);
+  args.residual_out_stride = row_stride(residual_out);
+  args.norm_weight = pointer_or_null(norm_weight);
+  args.norm_eps = static_cast<float>(norm_eps);
+  args.norm_kind = static_cast<int>(norm_kind);
+
+  args.residual = pointer_or_null(residual);
+  args.residual_stride = row_stride(residual);
+  args.scale = static_cast<float>(scale);
+  args.soft_cap = static_cast<float>(soft_cap);
+  args.activation = static_cast<Activation>(activation);
+  args.gated = gated;
+  args.out = out.data_ptr();
+  args.out_stride = out.stride(0);
+  args.type = element_type(x);
+  args.out_type = element_type(out);
+  args.weights_static = weights_static;
+
+  const DeviceGuard guard(x.get_device_index());
+  check_launch(launch_linear(args, current_stream(x)), "linear");
+}
+
+Tensor linear(Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b0, MaybeTensor b1,
+              MaybeTensor b2, MaybeTensor norm_weight, double norm_eps, int64_t norm_kind,
+              MaybeTensor residual, int64_t activation, bool gated, double scale, double soft_cap,
+              bool weights_static, bool fp32_out) {
+  int64_t columns = w0.size(0);
+  if (!gated) {
+    if (w1.has_value()) columns += w1->size(0);
+    if (w2.has_value()) columns += w2->size(0);
+  }
+  const int32_t dtype = fp32_out ? aoti_torch_dtype_float32() : dtype_of(x);
+  Tensor out = empty_matrix(x, x.size(0), columns, dtype);
+  linear_out(out, std::nullopt, std::nullopt, std::nullopt, 0.0, kNoNorm, x, w0, w1, w2, b0, b1, b2,
+             norm_weight, norm_eps, norm_kind, residual, activation, gated, scale, soft_cap,
+             weights_static);
+  return out;
+}
+
+void embedding_out(Tensor out, Tensor ids, Tensor table, double scale, bool weights_static) {
+  const int64_t num_ids = ids.size(0);
+  if (num_ids == 0) return;
+  const DeviceGuard guard(table.get_device_index());
+  check_launch(launch_embedding(static_cast<const int64_t*>(ids.data_ptr()), table.data_ptr(),
+                                table.stride(0), out.data_ptr(), num_ids, table.size(0),
+                                static_cast<int>(table.size(1)), static_cast<float>(scale),
+                                element_type(table), weights_static, current_stream(table)),
+               "embedding");
+}
+
+Tensor embedding(Tensor ids, Tensor table, double scale, bool weights_static) {
+  Tensor out = empty_matrix(table, ids.size(0), table.size(1), dtype_of(table));
+  embedding_out(out, ids, table, scale, weights_static);
+  return out;
+}
+
+}  // namespace
+}  // namespace flashrt
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+  ops.impl("linear", TORCH_BOX(&flashrt::linear));
+  ops.impl("linear_out", TORCH_BOX(&flashrt::linear_out));
+  ops.impl("embedding", TORCH_BOX(&flashrt::embedding));
+  ops.impl("embedding_out", TORCH_BOX(&flashrt::embedding_out));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
