@@ -143,23 +143,19 @@ def norm_arguments(layer: BoundLayer) -> dict[str, Any]:
     }
 
 
-def _prologue(
-    stream: Stream, norm: BoundNorm | None, residual_out: Tensor | None
-) -> dict[str, Any]:
+def prologue(stream: Stream, norm: BoundNorm | None, residual_out: Tensor | None) -> dict[str, Any]:
+    """Prologue arguments of the linear family: add the pending branch, then norm."""
     arguments: dict[str, Any] = {}
-    if norm is not None:
-        arguments.update(
-            norm_weight=norm.weight, norm_eps=norm.eps, norm_zero_centered=norm.zero_centered
-        )
     if stream.branch is not None and stream.branch_norm is not None:
-        if norm is None or norm.zero_centered == stream.branch_norm.zero_centered:
-            arguments["norm_zero_centered"] = stream.branch_norm.zero_centered
         arguments.update(
             branch=stream.branch,
             branch_norm_weight=stream.branch_norm.weight,
             branch_norm_eps=stream.branch_norm.eps,
+            norm_zero_centered=stream.branch_norm.zero_centered,
             residual_out=residual_out,
         )
+    if norm is not None:
+        arguments.update(norm_weight=norm.weight, norm_eps=norm.eps, norm_zero_centered=norm.zero_centered)
     return arguments
 
 
@@ -190,7 +186,7 @@ def layer_fused(
         x,
         [part.weight for part in layer.qkv],
         [part.bias for part in layer.qkv],
-        **_prologue(stream, layer.attention_norm, moved),
+        **prologue(stream, layer.attention_norm, moved),
         weights_static=weights_static,
         out=None if buffers is None else buffers.qkv,
     )
@@ -209,7 +205,7 @@ def layer_fused(
         layer.gate.bias,
         layer.up.bias,
         activation=layer.spec.mlp.activation,
-        **_prologue(stream, layer.mlp_norm, moved),
+        **prologue(stream, layer.mlp_norm, moved),
         weights_static=weights_static,
         out=None if buffers is None else buffers.hidden,
     )

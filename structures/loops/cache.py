@@ -49,16 +49,21 @@ class StaticState:
         self.tokens = torch.zeros(batch, positions, device=device, dtype=torch.int64)
         self.eos = torch.full((eos_slots,), NO_TOKEN, device=device, dtype=torch.int64)
 
-    def begin(self, *, max_new: int, eos: Sequence[int], pad: int) -> None:
+    def begin(self, *, max_new: int, eos: Sequence[int]) -> None:
         """Empty every row and set the stop conditions; values change in place, addresses stay."""
         self.lengths.zero_()
         self.counts.zero_()
         self.finished.zero_()
         self.next_ids.zero_()
         self.max_new.fill_(max_new)
-        self.tokens.fill_(pad)
+        self.tokens.zero_()
         padded = [*eos, *[NO_TOKEN] * (len(self.eos) - len(eos))]
         self.eos.copy_(torch.tensor(padded, dtype=torch.int64))
+
+    def generated(self, count: int, pad: int) -> torch.Tensor:
+        """The first ``count`` generated tokens of every row, int64 ``[B, count]``, ``pad`` behind its last."""
+        column = torch.arange(count, device=self.tokens.device)
+        return self.tokens[:, :count].masked_fill(column >= self.counts[:, None], pad)
 
     @property
     def memory_bytes(self) -> int:

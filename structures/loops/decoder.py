@@ -13,9 +13,9 @@ from ..catalogue.head import FINAL_NORM, EmbeddingSpec, HeadSpec, propose_head, 
 from ..catalogue.spec import NotThisForm, audit_scalars, child_named
 
 _BASE_SCALARS = (
-    "padding_idx vocab_size gradient_checkpointing embedding_multiplier has_sliding_layers".split()
+    "name_or_path padding_idx vocab_size gradient_checkpointing embedding_multiplier has_sliding_layers".split()
 )
-_MODEL_SCALARS = "vocab_size embedding_multiplier".split()
+_MODEL_SCALARS = "loss_type name_or_path vocab_size embedding_multiplier".split()
 
 
 @dataclass(frozen=True)
