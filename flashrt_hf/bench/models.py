@@ -1,8 +1,8 @@
 """Benchmark models: true configurations, random weights drawn on the device.
 
-A shape decides a decode time, not the values of the weights, so a benchmark needs no checkpoint. Every weight matrix
-is drawn from ``N(0, 1 / in_features)``, which keeps activations of order one through any depth, norm weights from
-``1 + 0.1 N(0, 1)`` and biases from ``0.1 N(0, 1)``.
+A shape decides a decode time, not the values of the weights, so a benchmark needs no checkpoint.
+Every weight matrix is drawn from ``N(0, 1 / in_features)``, which keeps activations of order one
+through any depth, norm weights from ``1 + 0.1 N(0, 1)`` and biases from ``0.1 N(0, 1)``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_attention_heads=32,
         tie_word_embeddings=False,
     ),
-    # Small enough for a CPU: what the tests run, and a rehearsal of a benchmark before it meets a GPU.
+    # Small enough for a CPU: what the tests run, and a rehearsal of a benchmark before it meets a
+    # GPU.
     "tiny-llama": dict(
         model_type="llama",
         vocab_size=512,
@@ -105,7 +106,8 @@ class Traffic:
 
 
 def config(name: str) -> PretrainedConfig:
-    """Return the true configuration called ``name``; without end-of-text, so that lengths are exact.
+    """Return the true configuration called ``name``; without end-of-text, so that lengths are
+    exact.
 
     Raises:
         ValueError: the name is not in ``CONFIGS``.
@@ -114,7 +116,9 @@ def config(name: str) -> PretrainedConfig:
 
     if name not in CONFIGS:
         raise ValueError(f"bench: model must be one of {', '.join(CONFIGS)}, got {name!r}")
-    return AutoConfig.for_model(**CONFIGS[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    return AutoConfig.for_model(
+        **CONFIGS[name], bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
 
 
 def build(name: str, *, device: torch.device, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
@@ -124,15 +128,16 @@ def build(name: str, *, device: torch.device, dtype: torch.dtype, seed: int = 0)
 
     with torch.device(device), no_init_weights():
         model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
+    model.tie_weights()
     redraw(model, seed=seed)
     model.eval()
     model.requires_grad_(False)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 @torch.no_grad()
 def redraw(model: torch.nn.Module, *, seed: int) -> None:
-    """Redraw every parameter in place, as the module docstring says; tied parameters are drawn once."""
+    """Draw every parameter anew, in place; tied parameters once."""
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -147,14 +152,15 @@ def redraw(model: torch.nn.Module, *, seed: int) -> None:
 def twin(model: PreTrainedModel) -> PreTrainedModel:
     """Return a second model object over the same parameters, with buffers of its own.
 
-    Peers run on the twin, so that nothing attached to ``model`` can reach them and no weight exists twice.
+    Peers run on the twin, so that nothing attached to ``model`` can reach them and no weight exists
+    twice.
     """
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(model, memo)
 
 
 def traffic(model: PreTrainedModel) -> Traffic:
-    """Count what a decode step reads: all weights except an input embedding that is not also the head."""
+    """Count what a decode step reads: all weights but an input embedding that is not the head."""
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
@@ -162,7 +168,13 @@ def traffic(model: PreTrainedModel) -> Traffic:
     if not tied:
         weights -= embedding.numel() * embedding.element_size()
     text = model.config.get_text_config()
-    row = 2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * embedding.element_size()
+    row = (
+        2
+        * text.num_hidden_layers
+        * text.num_key_value_heads
+        * text.head_dim
+        * embedding.element_size()
+    )
     return Traffic(weight_bytes=weights, cache_bytes_per_position=row)
 
 
@@ -174,6 +186,6 @@ def parameter_bytes(model: torch.nn.Module) -> int:
 def prompt_ids(
     vocab_size: int, tokens: int, *, rows: int = 1, device: torch.device, seed: int = 1
 ) -> torch.Tensor:
-    """Draw ``[rows, tokens]`` int64 token ids, on the CPU so that every device sees the same prompt."""
+    """Draw ``[rows, tokens]`` int64 token ids on the CPU: every device sees the same prompt."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocab_size, (rows, tokens), generator=generator).to(device)

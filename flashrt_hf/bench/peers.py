@@ -1,13 +1,14 @@
 """What a user of transformers gets today: the peers that FlashRT is measured against.
 
-Each peer runs the host's own forward over a ``StaticCache``, in a hand loop that does no more than it must: one forward
-a token, the argmax on the device, tokens read once at the end. (``model.generate`` does more per token and is
-slower.) The compiled peers compile exactly this step, forward and argmax together, as one graph.
+Each peer runs the host's own forward over a ``StaticCache``, in a hand loop that does no more than
+it must: one forward a token, the argmax on the device, tokens read once at the end.
+(``model.generate`` does more per token and is slower.) The compiled peers compile exactly this
+step, forward and argmax together, as one graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -25,25 +26,26 @@ class Runner(Protocol):
     name: str
 
     def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
-        """Continue ``ids [B, T]`` by ``new_tokens`` tokens; returns them as ``[B, new_tokens]`` int64."""
+        """Continue ``ids [B, T]``; returns the new tokens, ``[B, new_tokens]`` int64."""
         ...
 
-    def forced_logits(self, ids: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
-        """Prefill ``ids [1, T]``, then feed ``continuation [1, N]`` one token a step.
+    def forced_steps(self, ids: torch.Tensor, continuation: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Prefill ``ids [B, T]``, then feed ``continuation [B, N]`` one token a step.
 
-        Returns ``[N + 1, V]``: the logits after the prompt and after each fed token.
+        Yields ``N + 1`` times logits ``[B, V]``: after the prompt and after each fed token. What
+        was yielded may be overwritten by the next step.
         """
         ...
 
 
 class HostRunner:
-    """The host's forward over a static cache; ``mode`` is a ``torch.compile`` mode or None for eager.
+    """The host's forward over a static cache, eager or compiled.
 
     Args:
         name: how the table calls it.
         model: the host, with nothing attached.
         cache_tokens: length of the static cache.
-        mode: ``torch.compile`` mode of the decode step; the prefill stays eager, as in ``generate``.
+        mode: ``torch.compile`` mode of the decode step, None for eager; the prefill is eager.
         backend: backend of ``torch.compile``; the tests use ``"eager"``.
     """
 
@@ -60,16 +62,23 @@ class HostRunner:
         self._model = model
         self._cache_tokens = cache_tokens
         self._cache: Any = None
+        self._rows = 0
         self._graphed = mode is not None
         self._step: Callable[[torch.Tensor], torch.Tensor] = self._next_token
         if mode is not None:
             # A backend other than inductor takes no mode.
-            options = dict(mode=mode) if backend == "inductor" else {}
-            self._step = torch.compile(self._next_token, fullgraph=True, backend=backend, **options)
+            self._step = torch.compile(
+                self._next_token,
+                fullgraph=True,
+                backend=backend,
+                mode=mode if backend == "inductor" else None,
+            )
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits ``[B, V]`` of the last position; the cache advances by ``ids.shape[1]``."""
-        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        output = self._model(
+            input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
+        )
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
     def _next_token(self, ids: torch.Tensor) -> torch.Tensor:
@@ -94,8 +103,9 @@ class HostRunner:
         tokens[:, :1] = token
         for index in range(1, new_tokens):
             if self._graphed:
-                torch.compiler.cudagraph_mark_step_begin()
-                # The step's output lives in the graph's memory and is overwritten by the next replay.
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                # The step's output lives in the graph's memory and is overwritten by the next
+                # replay.
                 token = self._step(token).clone()
             else:
                 token = self._step(token)
@@ -103,15 +113,17 @@ class HostRunner:
         return tokens
 
     @torch.no_grad()
-    def forced_logits(self, ids: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
-        """See ``Runner.forced_logits``; always the eager forward."""
+    def forced_steps(self, ids: torch.Tensor, continuation: torch.Tensor) -> Iterator[torch.Tensor]:
+        """See ``Runner.forced_steps``; always the eager forward."""
         self._reset(ids.shape[0])
-        rows = [self._forward(ids)]
-        rows += [self._forward(continuation[:, i : i + 1]) for i in range(continuation.shape[1])]
-        return torch.cat(rows)
+        yield self._forward(ids)
+        for index in range(continuation.shape[1]):
+            yield self._forward(continuation[:, index : index + 1])
 
 
-def make_peer(name: str, model: PreTrainedModel, *, cache_tokens: int, backend: str = "inductor") -> HostRunner:
+def make_peer(
+    name: str, model: PreTrainedModel, *, cache_tokens: int, backend: str = "inductor"
+) -> HostRunner:
     """Build the peer called ``name`` over ``model``.
 
     Raises:

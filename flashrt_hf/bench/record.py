@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,16 @@ def _version(package: str) -> str | None:
 def _output(*command: str, cwd: Path | None = None) -> str | None:
     """First line that ``command`` prints, or None where it is missing or fails."""
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
 
 
 def commit() -> str:
-    """The checkout's commit, ``+dirty`` where tracked files differ from it; ``unknown`` outside a checkout."""
+    """The checkout's commit, ``+dirty`` where tracked files differ, ``unknown`` without one."""
     here = Path(__file__).resolve().parent
     head = _output("git", "rev-parse", "HEAD", cwd=here)
     if not head:
@@ -66,24 +67,27 @@ def environment(device: torch.device, *, commit_id: str | None = None) -> dict[s
             driver=_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         )
     else:
-        found |= dict(device=platform.processor() or platform.machine(), threads=torch.get_num_threads())
+        found |= dict(
+            device=platform.processor() or platform.machine(), threads=torch.get_num_threads()
+        )
     return found
 
 
 def read_bandwidth(device: torch.device, *, size_bytes: int = 4 << 30, rounds: int = 5) -> float:
-    """Bytes a second of the fastest of ``rounds`` read-only passes over ``size_bytes``: the ceiling of a decode."""
+    """Bytes a second of the fastest read-only pass over ``size_bytes``: the ceiling of a decode."""
     data = torch.empty(size_bytes // 4, dtype=torch.float32, device=device).normal_()
     data.amax()
     return size_bytes / min(wall_ms(lambda: data.amax(), device) for _ in range(rounds)) * 1e3
 
 
-def start(name: str, device: torch.device, *, commit_id: str | None = None, **settings: Any) -> dict[str, Any]:
+def start(
+    name: str, device: torch.device, *, commit_id: str | None = None, **settings: Any
+) -> dict[str, Any]:
     """Begin a record of the benchmark ``name`` with its settings."""
     return dict(
         schema=SCHEMA,
         benchmark=name,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=["flash-rt", "bench", *sys.argv[1:]],
         settings=settings,
         environment=environment(device, commit_id=commit_id),
         parts={},
@@ -91,17 +95,17 @@ def start(name: str, device: torch.device, *, commit_id: str | None = None, **se
 
 
 def write(record: dict[str, Any], path: Path) -> None:
-    """Write ``record`` to ``path`` atomically: a reader sees the old file or the new one, never half of it."""
+    """Write ``record`` to ``path`` atomically: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(record, file, indent=1, allow_nan=False)
             file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink()
         raise
 
 
@@ -113,5 +117,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if record.get("schema") != SCHEMA:
-        raise ValueError(f"bench: record {path} must have schema {SCHEMA}, got {record.get('schema')!r}")
+        raise ValueError(
+            f"bench: record {path} must have schema {SCHEMA}, got {record.get('schema')!r}"
+        )
     return record

@@ -1,7 +1,7 @@
 """Part ``rows``: a step of several rows against a step of one, in time and in bits.
 
-Row 0 continues the prompt that the single request continues; every row is then repeated alone, and its tokens and the
-logits after its prompt and forced tokens must be the same bits.
+Row 0 continues the prompt that the single request continues; every row is then repeated alone, and
+its tokens and the logits after its prompt and forced tokens must be the same bits.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def compare_bits(
 ) -> dict[str, bool]:
     """Whether every row's tokens and logits are the bits of its lone run."""
     together = many.generate(prompts, new_tokens)
-    logits = many.forced_logits_rows(prompts, forced)
+    logits = [step.clone() for step in many.forced_steps(prompts, forced)]
     same_tokens = same_logits = True
     for row in range(prompts.shape[0]):
         alone = one.generate(prompts[row : row + 1], new_tokens)
         same_tokens &= torch.equal(alone[0], together[row])
-        lone = one.forced_logits_rows(prompts[row : row + 1], forced[row : row + 1])
-        same_logits &= torch.equal(lone[:, 0], logits[:, row])
+        lone = one.forced_steps(prompts[row : row + 1], forced[row : row + 1])
+        same_logits &= all(torch.equal(a[0], b[row]) for a, b in zip(lone, logits, strict=True))
     return dict(same_tokens=same_tokens, same_logits=same_logits)

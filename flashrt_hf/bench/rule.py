@@ -1,12 +1,14 @@
 """Numerical fidelity of logits against fp32: the greedy fidelity rule.
 
-FlashRT passes where its root-mean-square logit error is at most 1.25 times, and its largest at most twice, the error of
-the host's own BF16; on real text the top-1 agreement with fp32 must lie within 1.5 points of the host's.
+FlashRT passes where its root-mean-square logit error is at most 1.25 times, and its largest at most
+twice, the error of the host's own BF16; on real text the top-1 agreement with fp32 must lie within
+1.5 points of the host's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -33,8 +35,8 @@ class LogitError:
         """
         if logits.shape != reference.shape or logits.dim() != 2:
             raise ValueError(
-                f"fidelity: logits must be [N, V] like the reference, got {tuple(logits.shape)} and "
-                f"{tuple(reference.shape)}"
+                "fidelity: logits must be [N, V] like the reference, "
+                f"got {tuple(logits.shape)} and {tuple(reference.shape)}"
             )
         difference = logits.to(reference.device, torch.float32) - reference.to(torch.float32)
         if not bool(difference.isfinite().all()):
@@ -48,7 +50,7 @@ class LogitError:
 
     @property
     def rms(self) -> float:
-        return (self.square_sum / max(self.elements, 1)) ** 0.5
+        return math.sqrt(self.square_sum / max(self.elements, 1))
 
     @property
     def top1(self) -> float:
@@ -69,12 +71,20 @@ class Verdict:
 
 
 def judge(ours: LogitError, host: LogitError, *, with_top1: bool) -> Verdict:
-    """Apply the greedy fidelity rule; ``with_top1`` only on real text, where the most likely token means something."""
+    """Apply the greedy fidelity rule; ``with_top1`` only where the text is real."""
     broken = []
     if ours.rms > RMS_FACTOR * host.rms:
-        broken.append(f"rms error {ours.rms:.3e} must be at most {RMS_FACTOR} x the host's {host.rms:.3e}")
+        broken.append(
+            f"rms error {ours.rms:.3e} must be at most {RMS_FACTOR} x the host's {host.rms:.3e}"
+        )
     if ours.largest > MAX_FACTOR * host.largest:
-        broken.append(f"max error {ours.largest:.3e} must be at most {MAX_FACTOR} x the host's {host.largest:.3e}")
+        broken.append(
+            f"max error {ours.largest:.3e} must be at most {MAX_FACTOR} x the host's "
+            f"{host.largest:.3e}"
+        )
     if with_top1 and ours.top1 < host.top1 - TOP1_POINTS / 100:
-        broken.append(f"top-1 {ours.top1:.4f} must be within {TOP1_POINTS} points of the host's {host.top1:.4f}")
+        broken.append(
+            f"top-1 {ours.top1:.4f} must be within {TOP1_POINTS} points of the host's "
+            f"{host.top1:.4f}"
+        )
     return Verdict(not broken, tuple(broken))

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..host import DTYPES, load_host
 from . import models, record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-REAL_MODEL = "smollm2"
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclasses.dataclass
 class Session:
     """What all parts of a run share.
 
-    ``model`` is the one FlashRT attaches to; ``host`` is a second object over the same weights that stays untouched.
+    ``model`` is the one FlashRT attaches to; ``host`` is a second object over the same weights that
+    stays untouched.
     """
 
     name: str
@@ -58,7 +57,9 @@ def say(message: str) -> None:
 
 
 def default_path(name: str, parts: list[str], device: torch.device) -> Path:
-    """``benchmarks/records/<device>-<model>-<parts>.json`` of the checkout, or of the working directory."""
+    """``benchmarks/records/<device>-<model>-<parts>.json`` of the checkout, or of the working
+    directory.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / "pyproject.toml").is_file():
         root = Path.cwd()
@@ -71,12 +72,7 @@ def open_session(options: argparse.Namespace) -> Session:
     device = torch.device(options.device)
     dtype = DTYPES[options.dtype]
     say(f"building {options.model} ({options.dtype}) on {device}")
-    if options.model == REAL_MODEL:
-        from ..real_model import load
-
-        model = load(device=device, dtype=dtype)
-    else:
-        model = models.build(options.model, device=device, dtype=dtype)
+    model = load_host(options.model, device=device, dtype=dtype)
     settings = {key: value for key, value in vars(options).items() if key not in ("json", "commit")}
     begun = record.start("+".join(options.parts), device, commit_id=options.commit, **settings)
     begun["model"] = dict(
@@ -87,5 +83,7 @@ def open_session(options: argparse.Namespace) -> Session:
     if device.type == "cuda":
         begun["environment"]["read_bytes_per_s"] = record.read_bandwidth(device)
         torch.cuda.empty_cache()
-    path = Path(options.json) if options.json else default_path(options.model, options.parts, device)
+    path = (
+        Path(options.json) if options.json else default_path(options.model, options.parts, device)
+    )
     return Session(options.model, model, models.twin(model), device, options, begun, path)

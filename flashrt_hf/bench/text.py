@@ -1,7 +1,7 @@
 """Real text that every Python has: the language reference that ``help()`` prints.
 
-``pydoc_data.topics`` holds several hundred kilobytes of edited English. It differs a little between Python versions, so
-a record keeps the text's hash.
+``pydoc_data.topics`` holds several hundred kilobytes of edited English. It differs a little between
+Python versions, so a record keeps the text's hash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timing: wall clock between two device synchronisations, medians over rounds that interleave every candidate."""
+"""Wall-clock times between two device synchronisations, and medians over interleaved rounds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def interleave(
     Args:
         candidates: name -> measurement, which returns milliseconds.
         rounds: rounds at most.
-        budget_s: a candidate that has spent this many seconds leaves after ``least_rounds``; None: no limit.
+        budget_s: a candidate that has spent this many seconds leaves after ``least_rounds``; None:
+            no limit.
         least_rounds: rounds that every candidate takes part in.
 
     Raises:

@@ -1,0 +1,87 @@
+"""The arguments of ``flash-rt bench`` and the order of its parts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..host import DTYPES, REAL_MODEL
+from . import context, decode, fidelity, forward, models, record, rows, table
+from .peers import PEERS
+from .session import Session, default_path, open_session, say
+
+PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
+    "decode": decode.run,
+    "context": context.run,
+    "rows": rows.run,
+    "forward": forward.run,
+    "fidelity": fidelity.run,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the argument parser; unknown options are errors."""
+    made = argparse.ArgumentParser(
+        prog="flash-rt bench",
+        description="Measure one model; parts run in the order given and share the model.",
+        epilog="flash-rt bench table FILE...   prints records as a Markdown table",
+    )
+    add = made.add_argument
+    add("parts", nargs="+", choices=[*PARTS], help="what to measure")
+    add("--model", required=True, choices=[*models.CONFIGS, REAL_MODEL])
+    add("--peers", nargs="*", choices=PEERS, default=[], help="measured in the same run")
+    add("--prompt", type=int, default=128, help="prompt tokens")
+    add("--new", type=int, default=256, help="new tokens")
+    add("--cache", type=int, default=1024, help="length of the static cache in tokens")
+    add(
+        "--cases", nargs="+", default=["1024:512", "32768:512", "16896:16384"], metavar="CACHE:LIVE"
+    )
+    add("--rows", type=int, default=4, help="rows of the part rows")
+    add("--repeats", type=int, default=5, help="rounds; the median is reported")
+    add("--peer-seconds", type=float, default=30.0, help="a slow candidate leaves after this")
+    add("--forced", type=int, default=16, help="tokens fed one by one to the correctness gate")
+    add("--forward-steps", type=int, default=40, help="calls a measurement of the part forward")
+    add("--windows", type=int, default=8, help="windows of the part fidelity, at most 8")
+    add("--window-tokens", type=int, default=544, help="tokens a window")
+    add(
+        "--text", help="file with the text of the part fidelity; default: this Python's help topics"
+    )
+    add("--no-gate", action="store_true", help="time even where the correctness gate fails")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--dtype", choices=[*DTYPES], default="bf16")
+    add("--compile-backend", default="inductor")
+    add("--commit", help="recorded where the run is no git checkout")
+    add("--json", help="the record's path; default benchmarks/records/")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``flash-rt bench`` with ``arguments``, default the process's own."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] == "table":
+        print(table.markdown([record.read(Path(name)) for name in arguments[1:]]))
+        return
+    options = parser().parse_args(arguments)
+    options.command = ["flash-rt", "bench", *arguments]
+    if options.prompt + options.new > options.cache:
+        parser().error(
+            f"--prompt + --new must be at most --cache, got {options.prompt + options.new}"
+        )
+    _keep_inductor_cache()
+    session = open_session(options)
+    for part in options.parts:
+        session.finish_part(part, PARTS[part](session))
+    say(f"record: {session.path}")
+    print(table.markdown([session.record]))
+
+
+def _keep_inductor_cache() -> None:
+    """Let Inductor's cache live in the ignored build folder, so that a second run compiles less."""
+    root = default_path("", [], torch.device("cpu")).parents[2]
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "build" / "inductor"))

@@ -1,0 +1,107 @@
+"""Records as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Row = tuple[str, ...]
+
+
+def _grid(head: Row, rows: Iterable[Row]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _decode_rows(record: Mapping[str, Any]) -> Iterable[Row]:
+    part = record["parts"].get("decode", {})
+    ceiling = record["environment"].get("read_bytes_per_s")
+    for name, run in part.get("runs", {}).items():
+        ratio = run.get("ratio_to_best_peer")
+        yield (
+            record["model"]["name"],
+            name,
+            f"{run['ms_per_token']:.3f}",
+            f"{run['tokens_per_s']:.0f}",
+            f"{run['bytes_per_s'] / ceiling:.0%}" if ceiling else "-",
+            f"{run['first_token_ms']:.1f}",
+            f"{ratio:.2f}x" if ratio else "-",
+        )
+
+
+DECODE_HEAD = (
+    "model",
+    "way",
+    "ms per token",
+    "tok/s",
+    "of read bandwidth",
+    "first token, ms",
+    "to best peer",
+)
+
+
+def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
+    """Every other measured value, one a line."""
+    name, parts = record["model"]["name"], record["parts"]
+    decode = parts.get("decode", {})
+    for key, value in decode.get("start", {}).items():
+        yield name, f"start: {key}", _number(value)
+    if "host_us_per_step" in decode:
+        yield name, "host time of a step, us", _number(decode["host_us_per_step"])
+    if "gate" in decode:
+        yield from _errors(name, "gate", decode["gate"])
+    for case, found in parts.get("context", {}).get("cases", {}).items():
+        text = f"{found['ms_per_token']:.3f} ms, {found['tokens_per_s']:.0f} tok/s"
+        yield name, f"cache:live {case}", f"{text}, {found['ratio_to_first']:.3f}x"
+    rows = parts.get("rows")
+    if rows:
+        bits = "same bits" if rows["same_tokens"] and rows["same_logits"] else "BITS DIFFER"
+        yield name, f"{rows['rows']} rows to one", f"{rows['ratio']:.3f}x, {bits}"
+    for case in ("one_token", "prefill"):
+        if "forward" in parts:
+            yield (
+                name,
+                f"attached forward to host, {case}",
+                f"{parts['forward'][case]['ratio']:.3f}x",
+            )
+    for path in ("decode", "forward"):
+        if "fidelity" in parts:
+            yield from _errors(name, f"fidelity, {path}", parts["fidelity"][path])
+
+
+def _errors(name: str, what: str, found: Mapping[str, Any]) -> Iterable[Row]:
+    ours, host = found["flashrt"], found["host"]
+    yield (
+        name,
+        f"{what}: logit error rms, max (host's)",
+        f"{ours['rms']:.3e}, {ours['max']:.3e} ({host['rms']:.3e}, {host['max']:.3e})",
+    )
+    yield (
+        name,
+        f"{what}: top-1 with fp32 (host's), positions",
+        f"{ours['top1']:.4f} ({host['top1']:.4f}), {ours['positions']}",
+    )
+
+
+def _number(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def decode_table(records: Iterable[Mapping[str, Any]]) -> str:
+    """The decode runs of all records in one table."""
+    return _grid(DECODE_HEAD, [row for record in records for row in _decode_rows(record)])
+
+
+def markdown(records: Iterable[Mapping[str, Any]]) -> str:
+    """Everything the records hold: where they were taken, the decode runs, every other value."""
+    records = list(records)
+    places = []
+    for record in records:
+        found = record["environment"]
+        packages = ", ".join(f"{k} {v}" for k, v in found["packages"].items() if v)
+        places.append(
+            f"{record['model']['name']}: {found['device']}, driver {found.get('driver', '-')}, "
+            f"{packages}, commit {found['commit'][:12]}, {record['date']}"
+        )
+    facts = _grid(("model", "what", "value"), [row for record in records for row in _facts(record)])
+    return "\n\n".join(["\n".join(places), decode_table(records), facts])

@@ -1,0 +1,1 @@
+"""Commands of ``flash-rt``, one file each."""

@@ -1,0 +1,47 @@
+"""``flash-rt generate MODEL PROMPT``: a greedy answer, streamed, from the captured decode loop."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..host import DTYPES, MODEL_HELP, default_device, default_dtype, load_host, load_tokenizer
+
+
+def command(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    prompt: Annotated[str, typer.Argument(help="the user's message, or - for standard input")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="tokens at most")] = 256,
+    max_len: Annotated[int, typer.Option(help="length of the cache; default: as needed")] = 0,
+    raw: Annotated[bool, typer.Option(help="continue the text; no chat template")] = False,
+    device: Annotated[str, typer.Option(help="default: the first GPU, else cpu")] = "",
+    dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; default: bf16 on a GPU")] = "",
+) -> None:
+    """Answer a prompt greedily."""
+    import torch
+    from transformers import TextStreamer
+
+    from flash_rt import structures
+
+    if dtype and dtype not in DTYPES:
+        raise typer.BadParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    place = torch.device(device) if device else default_device()
+    tokenizer = load_tokenizer(model)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if raw or not tokenizer.chat_template:
+        encoded = tokenizer(text, return_tensors="pt")
+    else:
+        encoded = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+    ids = encoded["input_ids"].to(place)
+    host = load_host(model, device=place, dtype=DTYPES[dtype] if dtype else default_dtype(place))
+    structures.attach(host, host.forward)
+    loop = structures.decode_loop(host, max_len=max_len or ids.shape[1] + max_new_tokens)
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    loop.generate(ids, max_new_tokens=max_new_tokens, streamer=streamer)

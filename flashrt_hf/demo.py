@@ -1,0 +1,107 @@
+"""``./run demo``: a real model answers a question, attached, beside its unattached self."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import real_model
+from .host import default_device, default_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+QUESTION = "Why is the sky blue?"
+
+
+def main() -> None:
+    """Load the model, time the host, attach, explain, stream an answer, compare."""
+    parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--new", type=int, default=128, help="new tokens at most")
+    options = parser.parse_args()
+    device = default_device()
+    if device.type == "cuda":
+        build_kernels()
+    print(f"SmolLM2-135M-Instruct on {describe(device)}")
+    if not (real_model.cache_root() / real_model.FOLDER_NAME).is_dir():
+        print(f"converting it once into {real_model.cache_root()} (15 s)", flush=True)
+    run(options.question, new_tokens=options.new, device=device)
+
+
+def describe(device: torch.device) -> str:
+    """The GPU's name, or what a CPU run stands for."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "the CPU: the reference kernels in plain torch, for correctness and not for speed"
+
+
+def build_kernels() -> None:
+    """Build the kernel families of a checkout for this GPU; an unchanged build does nothing."""
+    from .kernels.cli import build
+
+    build(arch=["native"], skip_without_nvcc=True)
+
+
+def run(question: str, *, new_tokens: int, device: torch.device) -> None:
+    """Answer ``question`` with host and FlashRT and print both speeds."""
+    from transformers import TextStreamer
+
+    from flash_rt import structures
+
+    model = real_model.load(device=device, dtype=default_dtype(device))
+    tokenizer = real_model.tokenizer()
+    ids = real_model.chat_ids(question, device=device)
+    print("timing the host (transformers eager) ...", flush=True)
+    host_tokens, host_s = timed(lambda: host_answer(model, ids, new_tokens), device)
+
+    start = time.perf_counter()
+    plan = structures.attach(model, model.forward)
+    loop = structures.decode_loop(model, max_len=ids.shape[1] + new_tokens)
+    print(f"attached in {time.perf_counter() - start:.1f} s\n")
+    print(structures.explain(plan))
+    loop.generate(ids, max_new_tokens=2)
+
+    print(f"\n> {question}")
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    loop.generate(ids, max_new_tokens=new_tokens, streamer=streamer)
+    tokens, fast_s = timed(lambda: loop.generate(ids, max_new_tokens=new_tokens), device)
+    plan.detach()
+
+    ours, host = _new(tokens, ids), _new(host_tokens, ids)
+    same = sum(1 for a, b in zip(ours, host, strict=False) if a == b)
+    print(f"\nhost     {len(host):4d} tokens, {len(host) / host_s:8.1f} tokens/s")
+    print(f"FlashRT  {len(ours):4d} tokens, {len(ours) / fast_s:8.1f} tokens/s")
+    print(f"{same} of {len(host)} tokens are the host's")
+
+
+def host_answer(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
+    """The unattached model's own greedy ``generate``."""
+    mask = torch.ones_like(ids)
+    tokens: torch.Tensor = model.generate(
+        ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False
+    )
+    return tokens
+
+
+def timed(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
+    """Result and seconds of a call; on a GPU of the second call, when everything is warm."""
+    from .bench.timing import wall_ms
+
+    result: list[torch.Tensor] = []
+    if device.type == "cuda":
+        call()
+    milliseconds = wall_ms(lambda: result.append(call()), device)
+    return result[0], milliseconds / 1e3
+
+
+def _new(tokens: torch.Tensor, ids: torch.Tensor) -> list[int]:
+    return [int(token) for token in tokens[0, ids.shape[1] :]]
+
+
+if __name__ == "__main__":
+    main()
