@@ -12,9 +12,13 @@ from flash_rt.flashrt_hf.kernels.manifest import ManifestError
 from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
 
 # name -> module. The module is imported only when its command is asked for or help is printed; it
-# has either ``app``, a typer.Typer with subcommands, or ``command``, one function.
+# has either ``app``, a typer.Typer with subcommands, or ``command``, one function, with click's
+# context settings in ``CONTEXT`` where it needs any.
 COMMANDS = {
     "kernels": "flash_rt.flashrt_hf.kernels.cli",
+    "explain": "flash_rt.flashrt_hf.commands.explain",
+    "generate": "flash_rt.flashrt_hf.commands.generate",
+    "bench": "flash_rt.flashrt_hf.commands.bench",
 }
 
 
@@ -29,7 +33,7 @@ def build_app(names: list[str]) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(module.command)
+            app.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     return app
 
 
