@@ -1,1 +1,1 @@
-"""What all kernel families share; edit it in kernel_sources/common, ``flash-rt kernels sync`` copies."""
+"""What all kernel families share: edit kernel_sources/common, then `flash-rt kernels sync`."""

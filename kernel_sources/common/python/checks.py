@@ -75,13 +75,18 @@ def output(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """A caller's output: shape, dtype, device, and a contiguous last dim."""
+    """A caller's output: shape, dtype, device, a contiguous last dim, no element written twice."""
     shape_is(op, argument, tensor, shape)
     if tensor.dtype != dtype:
         fail(op, argument, f"be {short_dtype(dtype)}", short_dtype(tensor.dtype))
     same_device(op, argument, tensor, device)
-    if tensor.dim() > 0:
+    strides = tensor.stride()
+    if strides:
         unit_stride(op, argument, tensor)
+    if 0 in strides and any(
+        step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)
+    ):
+        fail(op, argument, "not be expanded", f"strides {strides}")
 
 
 def one_of(op: str, argument: str, value: str, choices: Sequence[str]) -> None:

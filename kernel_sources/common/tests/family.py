@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -26,13 +27,13 @@ def load_family(name: str, source: Path) -> ModuleType:
     repo = f"flashrt/{name}"
     if f"{repo}=" not in os.environ.get("LOCAL_KERNELS", ""):
         try:
-            import flash_rt  # noqa: F401  importing it makes its builds known to kernels
+            from flash_rt.flashrt_hf.kernels.resolver import load
         except ImportError:
-            pass
-    if f"{repo}=" not in os.environ.get("LOCAL_KERNELS", ""):
-        known = os.environ.get("LOCAL_KERNELS")
-        entry = f"{repo}={_cpu_variant(name, source)}"
-        os.environ["LOCAL_KERNELS"] = f"{known}:{entry}" if known else entry
+            known = os.environ.get("LOCAL_KERNELS")
+            entry = f"{repo}={_cpu_variant(name, source)}"
+            os.environ["LOCAL_KERNELS"] = f"{known}:{entry}" if known else entry
+        else:
+            return load(name)
     return get_kernel(repo, version=1)
 
 
@@ -78,3 +79,26 @@ def device(request: pytest.FixtureRequest) -> str:
 def cuda() -> str:
     """For tests that only mean something on a GPU: graphs, launch order."""
     return require_cuda()
+
+
+def write_late(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Write ``values`` to ``target`` (CUDA) after about a millisecond of queued waiting.
+
+    What is launched next must not read ``target`` early, however soon it may start.
+    """
+    torch.cuda._sleep(2_000_000)
+    target.copy_(values)
+
+
+def replayed(function: Callable[[], None]) -> None:
+    """Run ``function`` once as a CUDA graph: warmed up, captured, then replayed once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    graph.replay()
+    torch.cuda.synchronize()
