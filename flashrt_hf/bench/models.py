@@ -22,7 +22,7 @@ QWEN3 = dict(
     head_dim=128,
     vocab_size=151936,
     rms_norm_eps=1e-6,
-    max_position_embeddings=40960,
+    max_position_embeddings=1310720,
     rope_parameters=dict(rope_type="default", rope_theta=1e6),
 )
 LLAMA3_ROPE = dict(
@@ -75,7 +75,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=4096,
+        max_position_embeddings=131072,
         rope_parameters=LLAMA3_ROPE,
         tie_word_embeddings=True,
     ),

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,18 @@ def read_bandwidth(device: torch.device, *, size_bytes: int = 4 << 30, rounds: i
 
 
 def start(
-    name: str, device: torch.device, *, commit_id: str | None = None, **settings: Any
+    name: str,
+    device: torch.device,
+    *,
+    settings: Mapping[str, Any],
+    commit_id: str | None = None,
 ) -> dict[str, Any]:
     """Begin a record of the benchmark ``name`` with its settings."""
     return dict(
         schema=SCHEMA,
         benchmark=name,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        settings=settings,
+        settings=dict(settings),
         environment=environment(device, commit_id=commit_id),
         parts={},
     )

@@ -74,7 +74,8 @@ def open_session(options: argparse.Namespace) -> Session:
     say(f"building {options.model} ({options.dtype}) on {device}")
     model = load_host(options.model, device=device, dtype=dtype)
     settings = {key: value for key, value in vars(options).items() if key not in ("json", "commit")}
-    begun = record.start("+".join(options.parts), device, commit_id=options.commit, **settings)
+    name = "+".join(options.parts)
+    begun = record.start(name, device, settings=settings, commit_id=options.commit)
     begun["model"] = dict(
         name=options.model,
         parameters=sum(p.numel() for p in model.parameters()),

@@ -163,7 +163,7 @@ def test_top1_counts_only_on_real_text():
 
 def test_records_are_written_whole_or_not_at_all(tmp_path: Path):
     path = tmp_path / "records" / "one.json"
-    begun = record.start("decode", CPU, commit_id="abc", model="tiny-llama")
+    begun = record.start("decode", CPU, commit_id="abc", settings=dict(model="tiny-llama"))
     record.write(begun, path)
     before = path.read_text()
     with pytest.raises(ValueError, match="Out of range float values"):

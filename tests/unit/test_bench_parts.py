@@ -1,0 +1,132 @@
+"""Every part of the benchmark, run on the CPU with a tiny model: a rehearsal of the GPU run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flash_rt.flashrt_hf.bench import command, context, record, table
+
+SMALL = ["--model", "tiny-llama", "--device", "cpu", "--prompt", "9", "--new", "6"]
+FAST = ["--cache", "64", "--repeats", "1", "--forced", "3", "--compile-backend", "aot_eager"]
+
+
+def run(tmp_path: Path, *arguments: str) -> dict:
+    path = tmp_path / "record.json"
+    command.main([*arguments, "--json", str(path), "--commit", "c0ffee"])
+    return record.read(path)
+
+
+def test_decode(tmp_path, capsys):
+    peers = ["--peers", "eager", "compile", "max-autotune"]
+    found = run(tmp_path, "decode", *SMALL, *FAST, *peers)
+    part = found["parts"]["decode"]
+    assert part["gate"]["passed"], part["gate"]
+    assert part["gate"]["flashrt"]["positions"] == 4
+    assert 0 < part["gate"]["flashrt"]["rms"] <= 1.25 * part["gate"]["host"]["rms"]
+    assert list(part["runs"]) == ["flashrt", "eager", "compile", "max-autotune"]
+    for run_ in part["runs"].values():
+        assert run_["ms_per_token"] == pytest.approx(1e3 / run_["tokens_per_s"])
+        assert len(run_["values_ms"]) == 1
+    assert part["runs"]["eager"]["same_tokens_as_first"] >= 0
+    best = min(part["runs"][name]["ms_per_token"] for name in ("eager", "compile", "max-autotune"))
+    ours = part["runs"]["flashrt"]
+    assert ours["ratio_to_best_peer"] == pytest.approx(best / ours["ms_per_token"])
+    assert part["host_us_per_step"] > 0
+    assert part["start"]["total_s"] > 0
+    assert part["start"]["bound_regions"] > 0
+    assert "tiny-llama | flashrt | " in capsys.readouterr().out
+
+
+def test_decode_of_a_wrong_model_stops_at_the_gate(tmp_path, monkeypatch):
+    from flash_rt.flashrt_hf.bench.flashrt import FlashRTRunner
+
+    right = FlashRTRunner.forced_steps
+
+    def wrong(self, ids, continuation):
+        for logits in right(self, ids, continuation):
+            yield logits + 0.1
+
+    monkeypatch.setattr(FlashRTRunner, "forced_steps", wrong)
+    with pytest.raises(SystemExit, match=r"the correctness gate failed: .*rms error"):
+        run(tmp_path, "decode", *SMALL, *FAST)
+    kept = json.loads((tmp_path / "record.json").read_text())["parts"]["decode"]
+    assert kept["gate"]["passed"] is False
+    assert "runs" not in kept
+
+
+def test_context(tmp_path):
+    found = run(tmp_path, "context", *SMALL, *FAST, "--cases", "64:32", "256:32")
+    cases = found["parts"]["context"]["cases"]
+    assert list(cases) == ["64:32", "256:32"]
+    assert cases["64:32"]["ratio_to_first"] == 1.0
+    assert cases["256:32"]["cache_tokens"] == 256
+
+
+@pytest.mark.parametrize("text", ["64", "64:", "a:b", "64:65"])
+def test_a_wrong_case_is_refused(text):
+    with pytest.raises(ValueError, match="case must be CACHE:LIVE"):
+        context.Case.parse(text)
+
+
+def test_rows(tmp_path):
+    part = run(tmp_path, "rows", *SMALL, *FAST, "--rows", "3")["parts"]["rows"]
+    assert part["rows"] == 3
+    assert part["same_tokens"] is True
+    assert part["same_logits"] is True
+    assert part["ratio"] == pytest.approx(part["many_ms"] / part["one_ms"])
+
+
+def test_forward(tmp_path):
+    part = run(tmp_path, "forward", *SMALL, *FAST, "--forward-steps", "4")["parts"]["forward"]
+    for case in ("one_token", "prefill"):
+        found = part[case]
+        assert found["ratio"] == pytest.approx(found["attached_ms"] / found["host_ms"])
+        assert found["passed"] is (found["ratio"] <= 1.02)
+
+
+def test_fidelity(tmp_path):
+    windows = ["--windows", "2", "--window-tokens", "24"]
+    part = run(tmp_path, "fidelity", *SMALL, *FAST, *windows)["parts"]["fidelity"]
+    assert part["text"] == dict(kind="random tokens")
+    assert part["decode"]["flashrt"]["positions"] == 2 * 9
+    assert part["forward"]["flashrt"]["positions"] == 2 * 24
+    for path in ("decode", "forward"):
+        assert part[path]["passed"], part[path]
+        assert part[path]["host"]["rms"] > 0
+
+
+def test_bad_arguments_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run(tmp_path, "decode", *SMALL, "--cache", "10")
+    assert "--prompt + --new must be at most --cache, got 15" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(tmp_path, "decode", "--model", "qwen9")
+    assert "invalid choice: 'qwen9'" in capsys.readouterr().err
+
+
+def test_table_prints_what_records_hold(tmp_path, capsys):
+    begun = record.start("decode", torch.device("cpu"), settings={}, commit_id="c0ffee1234567")
+    begun["environment"]["read_bytes_per_s"] = 4e12
+    begun["model"] = dict(name="m")
+    timed = dict(ms_per_token=0.5, tokens_per_s=2000.0, bytes_per_s=3e12, first_token_ms=4.0)
+    begun["parts"] = dict(
+        decode=dict(
+            runs=dict(flashrt=timed | dict(ratio_to_best_peer=2.5), eager=timed),
+            start=dict(total_s=1.25),
+            host_us_per_step=20.0,
+        ),
+        rows=dict(rows=4, ratio=1.05, same_tokens=True, same_logits=False),
+    )
+    path = tmp_path / "one.json"
+    record.write(begun, path)
+    command.main(["table", str(path)])
+    out = capsys.readouterr().out
+    assert "| m | flashrt | 0.500 | 2000 | 75% | 4.0 | 2.50x |" in out
+    assert "| m | eager | 0.500 | 2000 | 75% | 4.0 | - |" in out
+    assert "| m | start: total_s | 1.250 |" in out
+    assert "| m | 4 rows to one | 1.050x, BITS DIFFER |" in out
+    assert table.decode_table([begun]) in out
