@@ -9,6 +9,7 @@ import typer
 
 from flash_rt.flashrt_hf.kernels.compile import BuildError
 from flash_rt.flashrt_hf.kernels.manifest import ManifestError
+from flash_rt.flashrt_hf.kernels.resolver import KernelNotFoundError
 from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
 
 # name -> module. The module is imported only when its command is asked for or help is printed; it
@@ -43,6 +44,6 @@ def main() -> None:
     app = build_app([asked] if asked in COMMANDS else list(COMMANDS))
     try:
         app(prog_name="flash-rt")
-    except (BuildError, ManifestError, ToolchainError) as error:
+    except (BuildError, KernelNotFoundError, ManifestError, ToolchainError) as error:
         print(f"flash-rt: {error}", file=sys.stderr)
         raise SystemExit(1) from None

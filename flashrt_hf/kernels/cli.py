@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from flash_rt.flashrt_hf.kernels import builder, resolver
+from flash_rt.flashrt_hf.kernels import builder, resolver, validate, variant
 from flash_rt.flashrt_hf.kernels import sync as sync_module
+from flash_rt.flashrt_hf.kernels.check import check_variant
 from flash_rt.flashrt_hf.kernels.manifest import (
     Family,
     ManifestError,
@@ -60,6 +61,50 @@ def _nvcc_is_missing() -> bool:
         typer.echo(f"SKIPPED: CUDA variants are not compiled on this machine\n{error}", err=True)
         return True
     return False
+
+
+@app.command("list")
+def list_builds(families: Names = None) -> None:
+    """Show every family's builds: whether they run here, and for which GPUs they were compiled."""
+    workspace = require_workspace()
+    for family in select(workspace, families):
+        typer.echo(f"{family.repo_id} version {family.version}")
+        current = variant.source_hash(family)[:7]
+        found = resolver.candidates(workspace.builds / family.name)
+        for one in found:
+            typer.echo(f"  {one.path.name}: {_describe(one, current)}")
+        if not found:
+            typer.echo(f"  no build; flash-rt kernels build {family.name}")
+
+
+def _describe(candidate: resolver.Candidate, current: str) -> str:
+    metadata = variant.read_metadata(candidate.path)
+    archs = metadata.backend.archs if metadata else None
+    parts = [f"for {', '.join(archs)}"] if archs else []
+    if metadata and not metadata.id.endswith(current):
+        parts.append("built from other sources than the checkout's")
+    parts.append("runs here" if candidate.rejected is None else candidate.rejected)
+    return "; ".join(parts)
+
+
+@app.command()
+def check(families: Names = None) -> None:
+    """Prove that the builds comply with the Hub's rules and load through get_kernel."""
+    workspace = require_workspace()
+    failed = False
+    for family in select(workspace, families):
+        problems = validate.problems(workspace, family)
+        for path in sorted((workspace.builds / family.name / "build").glob("*")):
+            report = check_variant(family, path)
+            archs = f" ({', '.join(report.archs)})" if report.archs else ""
+            problems += [f"{path.name}: {problem}" for problem in report.problems]
+            if not report.problems:
+                typer.echo(f"{family.name}: {path.name}{archs} complies")
+        for problem in problems:
+            failed = True
+            typer.echo(f"{family.name}: {problem}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()

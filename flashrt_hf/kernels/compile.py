@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flash_rt.flashrt_hf import settings
-from flash_rt.flashrt_hf.kernels import toolchain
+from flash_rt.flashrt_hf.kernels import glibc, toolchain
 from flash_rt.flashrt_hf.kernels.manifest import CudaKernel, Family
 from flash_rt.flashrt_hf.kernels.toolchain import Nvcc
 
@@ -78,8 +78,11 @@ def compile_extension(extension: Extension, work: Path) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     generated = work / "generated"
     generated.mkdir(exist_ok=True)
+    init = f"PyInit_{extension.identifier}"
     _write_if_changed(generated / "registration.h", _REGISTRATION)
-    _write_if_changed(work / "build.ninja", _ninja_file(extension, generated))
+    _write_if_changed(generated / "compatibility.cpp", glibc.COMPATIBILITY_SOURCE)
+    _write_if_changed(generated / "exports.map", f"{{ global: {init}; local: *; }};\n")
+    _write_if_changed(work / "build.ninja", _ninja_file(extension, work))
     jobs = settings.MAX_JOBS.get()
     command = [toolchain.find_program("ninja"), "-C", str(work), "-j", str(jobs)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -101,8 +104,9 @@ def gencode(arch: str) -> list[str]:
     return [f"-gencode=arch=compute_{number},code={code}"]
 
 
-def _ninja_file(extension: Extension, generated: Path) -> str:
-    family, nvcc = extension.family, extension.nvcc
+def _ninja_file(extension: Extension, work: Path) -> str:
+    family, nvcc, generated = extension.family, extension.nvcc, work / "generated"
+    cxx = toolchain.find_program("c++")
     torch = toolchain.torch_root()
     version = tuple(int(part) for part in family.stable_abi.split("."))
     target_version = f"0x{version[0]:02x}{version[1]:02x}" + "0" * 12
@@ -124,19 +128,21 @@ def _ninja_file(extension: Extension, generated: Path) -> str:
     ]
     # libtorch has no symbol that the linker sees used, yet it brings libtorch_cuda at load time.
     link_flags = [
-        f"-L{torch / 'lib'} -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed",
-        f"-L{nvcc.libraries} -lcudart_static -ldl -lpthread -lrt",
-        "-Wl,--exclude-libs,ALL -Wl,-O1 -s",
+        f"-L{nvcc.libraries} -lcudart_static -Wl,--as-needed",
+        *glibc.old_library_flags(cxx, work),
+        f"-lstdc++ -L{torch / 'lib'} -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed",
+        f"-Wl,--version-script={generated / 'exports.map'} -Wl,-O1 -s",
     ]
     lines = [
         f"nvcc = {nvcc.path}",
-        f"cxx = {toolchain.find_program('c++')}",
+        f"cxx = {cxx}",
         f"cxx_flags = {' '.join(cxx_flags)}",
         f"nvcc_flags = {' '.join(nvcc_flags)}",
         f"link_flags = {' '.join(link_flags)}",
         _RULES,
     ]
-    objects = []
+    lines.append(f"build compatibility.o: cxx {generated / 'compatibility.cpp'}")
+    objects = ["compatibility.o"]
     for source in family.binding_sources:
         if source.endswith((".cpp", ".cc", ".cxx")):
             objects.append(_edge(lines, "cxx", family, source, []))

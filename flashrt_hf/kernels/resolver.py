@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+from flash_rt.flashrt_hf.kernels import toolchain
 from flash_rt.flashrt_hf.kernels.manifest import (
+    Family,
     ManifestError,
     Workspace,
     find_workspace,
     require_workspace,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+class KernelNotFoundError(RuntimeError):
+    """No build of a family is usable here; lists what was found and why each was rejected."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One variant folder; ``rejected`` is the reason it cannot run here, or None."""
+
+    path: Path
+    rejected: str | None
 
 
 def local_overrides() -> dict[str, Path]:
@@ -24,8 +36,6 @@ def local_overrides() -> dict[str, Path]:
     Raises:
         ValueError: an entry is not ``repo_id=path``.
     """
-    from pathlib import Path
-
     overrides = {}
     for entry in filter(None, os.environ.get("LOCAL_KERNELS", "").split(":")):
         repo_id, separator, path = entry.partition("=")
@@ -36,12 +46,21 @@ def local_overrides() -> dict[str, Path]:
 
 
 def environment_line(workspace: Workspace) -> str:
-    """Value of LOCAL_KERNELS: what it holds already, then every family with a local build."""
-    entries = {repo: str(path) for repo, path in local_overrides().items()}
+    """Value of LOCAL_KERNELS: what it holds already, then every family with a local build.
+
+    Where no GPU is visible an entry names the reference variant itself: a CUDA torch would
+    otherwise pass over it.
+    """
+    from flash_rt.flashrt_hf.kernels.variant import REFERENCE_VARIANT
+
+    entries = local_overrides()
+    has_gpu = bool(toolchain.gpu_capabilities())
     for family in workspace.families():
         folder = workspace.builds / family.name
+        reference = folder / "build" / REFERENCE_VARIANT
         if (folder / "build").is_dir():
-            entries.setdefault(family.repo_id, str(folder))
+            path = folder if has_gpu or not reference.is_dir() else reference
+            entries.setdefault(family.repo_id, path)
     return ":".join(f"{repo}={path}" for repo, path in entries.items())
 
 
@@ -72,13 +91,122 @@ def _refresh_references(workspace: Workspace) -> None:
             warnings.warn(f"reference of {family.name} not refreshed: {error}", stacklevel=2)
 
 
-def load(name: str, *, version: int = 1) -> ModuleType:
-    """The kernel module of one family."""
+def candidates(folder: Path) -> list[Candidate]:
+    """Every variant in a repository folder (or the one variant it is), best first.
+
+    A variant is rejected by the ``kernels`` library's own rules, for GPU architectures it was
+    not built for, or because its files do not match its digest.
+    """
+    from kernels.variants import VariantAccepted, get_variants_local, resolve_variants
+
+    if (folder / "metadata.json").is_file():
+        return [Candidate(folder, _unusable(folder))]
+    build = folder / "build"
+    _, trace = resolve_variants(get_variants_local(build), _backend())
+    accepted, rejected = [], []
+    for decision in trace:
+        path = build / decision.variant.variant_str
+        if isinstance(decision, VariantAccepted):
+            accepted.append(Candidate(path, _unusable(path)))
+        else:
+            rejected.append(Candidate(path, decision.reason))
+    return accepted + rejected
+
+
+def _backend() -> str | None:
     import torch
+
+    return None if torch.cuda.is_available() else "cpu"
+
+
+def _unusable(path: Path) -> str | None:
+    import torch
+
+    from flash_rt.flashrt_hf.kernels.builder import arch_covers
+    from flash_rt.flashrt_hf.kernels.variant import read_metadata
+
+    metadata = read_metadata(path)
+    if metadata is None:
+        return "incomplete or changed: its files do not match the digest in metadata.json"
+    archs = metadata.backend.archs
+    if not archs or not torch.cuda.is_available():
+        return None
+    gpu = torch.cuda.get_device_capability()
+    if any(arch_covers(arch, gpu) for arch in archs):
+        return None
+    return f"built for {', '.join(archs)}; the GPU has compute capability {gpu[0]}.{gpu[1]}"
+
+
+def load(name: str, *, version: int = 1) -> ModuleType:
+    """The kernel module of one family.
+
+    Looks in LOCAL_KERNELS, then the local builds, then the Hub; without a GPU the reference
+    variant of the checkout is always there.
+
+    Raises:
+        ManifestError: not a family of this project, or another version than the checkout's.
+        KernelNotFoundError: nothing usable; says which variants exist, why each was rejected,
+            and the command that builds one.
+    """
+    from kernels import get_local_kernel
+
+    workspace = require_workspace()
+    family = workspace.family(name)
+    if version != family.version:
+        raise ManifestError(f"{name}: no version {version}; the checkout has {family.version}")
+    set_local_kernels()
+    folder = local_overrides().get(family.repo_id)
+    found = candidates(folder) if folder is not None else []
+    usable = next((one for one in found if one.rejected is None), None)
+    if usable is not None:
+        module: ModuleType = get_local_kernel(usable.path, backend=_backend())
+        return module
+    return _load_from_hub(family, found)
+
+
+def _load_from_hub(family: Family, local: list[Candidate]) -> ModuleType:
+    from huggingface_hub.errors import HfHubHTTPError
     from kernels import get_kernel
 
-    family = require_workspace().family(name)
-    set_local_kernels()
-    backend = None if torch.cuda.is_available() else "cpu"
-    module: ModuleType = get_kernel(family.repo_id, version=version, backend=backend)
+    mine = os.environ.get("LOCAL_KERNELS", "")
+    others = {r: p for r, p in local_overrides().items() if r != family.repo_id}
+    os.environ["LOCAL_KERNELS"] = ":".join(f"{repo}={path}" for repo, path in others.items())
+    try:
+        module: ModuleType = get_kernel(family.repo_id, version=family.version, backend=_backend())
+    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
+        raise KernelNotFoundError(_not_found(family, local, error)) from error
+    finally:
+        os.environ["LOCAL_KERNELS"] = mine
     return module
+
+
+def _not_found(family: Family, local: list[Candidate], hub: Exception) -> str:
+    import torch
+
+    where = f"torch {torch.__version__}"
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        where += f", {torch.cuda.get_device_name()} (compute capability {major}.{minor})"
+    reasons = [f"  {one.path.name}: {one.rejected}" for one in local]
+    first_line = str(hub).strip().split("\n", 1)[0]
+    return "\n".join(
+        [
+            f"{family.repo_id} version {family.version}: no build of it runs here ({where})",
+            *(reasons or ["  no local build"]),
+            f"  Hub: {type(hub).__name__}: {first_line}",
+            f"build one with: flash-rt kernels build {family.name}",
+        ]
+    )
+
+
+def function(name: str, kernel: str, *, version: int = 1) -> object:
+    """One public function of a family.
+
+    Raises:
+        ManifestError: the family does not export it; lists what it exports.
+    """
+    module = load(name, version=version)
+    exported = sorted(getattr(module, "__all__", ()))
+    if kernel not in exported:
+        raise ManifestError(f"{name}: no kernel {kernel!r}; it has {', '.join(exported)}")
+    return getattr(module, kernel)

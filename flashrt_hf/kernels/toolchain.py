@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -145,24 +146,28 @@ def find_program(name: str) -> str:
 
 
 def gpu_capabilities() -> list[tuple[int, int]]:
-    """Compute capabilities of the GPUs the driver shows, without importing torch."""
+    """Compute capabilities of the GPUs the driver shows.
+
+    Asks NVML: neither torch is imported nor is CUDA initialised, which would break later forks.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return []
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return []
-    count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    count = ctypes.c_uint()
+    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
-    major_attribute, minor_attribute = (
-        75,
-        76,
-    )  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
     found = []
-    for device in range(count.value):
-        numbers = []
-        for attribute in (major_attribute, minor_attribute):
-            value = ctypes.c_int()
-            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-            numbers.append(value.value)
-        found.append((numbers[0], numbers[1]))
+    for index in range(count.value):
+        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+        if (
+            nvml.nvmlDeviceGetCudaComputeCapability(
+                device, ctypes.byref(major), ctypes.byref(minor)
+            )
+            == 0
+        ):
+            found.append((major.value, minor.value))
     return found

@@ -14,8 +14,8 @@ from flash_rt.flashrt_hf.kernels.manifest import Family
 
 REFERENCE_VARIANT = "torch-cpu"
 
-# Part of every content hash: raise it when the builder itself would produce other files.
-BUILDER_FORMAT = 1
+# Part of every content hash: a build is as old as the builder that made it.
+_BUILDER_SOURCES = tuple(Path(__file__).with_name(name) for name in ("compile.py", "glibc.py"))
 
 _OPS_CPU = '''"""Generated: the namespace of this build's operators."""
 
@@ -39,7 +39,7 @@ def cuda_variant(family: Family, cuda: tuple[int, int]) -> str:
 
 def source_hash(family: Family) -> str:
     """Hex SHA-256 over names and contents of everything that goes into a build."""
-    digest = hashlib.sha256(f"format {BUILDER_FORMAT}\n".encode())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _BUILDER_SOURCES))
     files = [family.path / "build.toml"]
     for folder in ("csrc", "torch-ext"):
         files += [p for p in (family.path / folder).rglob("*") if p.is_file()]
