@@ -58,6 +58,7 @@ def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
         forward = guarded(
             host_class(module),
             candidate.fast,
+            unary=candidate.structure.unary,
             example=module,
             dtype=torch.float32 if tensor is None else tensor.dtype,
             device="cpu" if tensor is None else tensor.device.type,

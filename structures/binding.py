@@ -7,6 +7,7 @@ looks at attributes see the host. The subclass keeps the host's ``__name__``, ``
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import types
@@ -17,6 +18,8 @@ import torch
 from torch import nn
 
 PLAN = "_flashrt_plan"
+_NEW = copyreg.__newobj__  # type: ignore[attr-defined]
+_RECONSTRUCT = copyreg._reconstructor  # type: ignore[attr-defined]
 
 
 class Overridden:
@@ -34,6 +37,9 @@ class Overridden:
         bound, host = type(self), self._flashrt_host
         reduced = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
         function, arguments, *rest = reduced
+        if function is _NEW and arguments == (bound,):
+            # pickle insists that copyreg.__newobj__ gets the object's own class.
+            function, arguments = _RECONSTRUCT, (host, object, None)
         arguments = tuple(host if a is bound else a for a in arguments)
         if rest and isinstance(rest[0], dict):
             rest[0] = {k: v for k, v in rest[0].items() if k != PLAN}
@@ -137,6 +143,7 @@ def guarded(
     host: type[nn.Module],
     fast: Callable[..., Any],
     *,
+    unary: bool,
     example: nn.Module,
     dtype: torch.dtype,
     device: str,
@@ -160,17 +167,23 @@ def guarded(
             and x.device.type == device
             and not (x.requires_grad and torch.is_grad_enabled())
             and not enabled(device)
+            and (not unary or _alone(args, kwargs))
             and intact(self)
         ):
-            if not args:
-                args, kwargs = (x,), {k: v for k, v in kwargs.items() if k != argument}
             with torch.no_grad():
-                result = fast(self, *args, **kwargs)
+                result = fast(self, x) if unary else fast(self, *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return host.forward(self, *args, **kwargs)
 
     return forward
+
+
+def _alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has one argument, others being absent or None."""
+    if len(args) + len(kwargs) == 1:
+        return True
+    return sum(a is not None for a in (*args, *kwargs.values())) == 1
 
 
 def _intact(example: nn.Module) -> Callable[[nn.Module], bool]:

@@ -5,6 +5,7 @@ Nothing here changes the model, and no user hook runs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,8 @@ class Discovery:
         for structure in CATALOGUE:
             found = self.settle(region, structure)
             if isinstance(found, Candidate):
-                yield found
+                reason = structure.keep(found.spec)
+                yield Rejected(region, structure, reason, keep=True) if reason else found
                 return
             if found is not None:
                 yield found
@@ -141,13 +143,16 @@ def own_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def unread_scalar(region: Region, structure: Structure) -> str | None:
     """A scalar that no structure reads would be ignored, so it refuses the region.
 
-    An int that equals a dimension of the region's parameters is a size and not a scalar.
+    An int that equals a dimension of the region's parameters is a size and not a scalar. Dropout
+    does nothing in eval mode; functions are activations, which the structures read.
     """
     known = structure.reads | structure.passive | PASSIVE
     sizes = {s for _, t in region.tensors() for s in t.shape}
     for name, module in region.module.named_modules():
         for attribute, value in own_attributes(module):
-            if attribute in known or value is None or (type(value) is int and value in sizes):
+            if attribute in known or value is None or "dropout" in attribute:
+                continue
+            if inspect.isroutine(value) or (type(value) is int and value in sizes):
                 continue
             where = f"{name}.{attribute}" if name else attribute
             return f"attribute {where} = {str(value)[:60]} is not one that {structure.name} reads"

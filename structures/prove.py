@@ -17,7 +17,8 @@ the reference in the next wider type is at most twice the host's own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +41,25 @@ class Disproof:
     reason: str
 
 
-def redrawn(module: nn.Module, device: torch.device, seed: int = SEED) -> nn.Module:
+def redrawn(
+    module: nn.Module,
+    device: torch.device,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    seed: int = SEED,
+) -> nn.Module:
     """An fp32 copy of ``module`` on ``device`` with other parameters and no hooks.
+
+    ``shapes`` gives some parameters another shape.
 
     Weights are N(0, 1/fan_in) with fan_in the last dimension, vectors N(0.7, 0.4^2): norm weights
     and biases that are neither 0 nor 1. Buffers keep their values. Tied parameters stay tied.
     """
     generator = torch.Generator().manual_seed(seed)
     memo: dict[int, Any] = {}
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
+        shape = torch.Size((shapes or {}).get(name, parameter.shape))
         memo[id(parameter)] = nn.Parameter(
-            _draw(parameter.shape, generator).to(device), requires_grad=False
+            _draw(shape, generator).to(device), requires_grad=False
         )
     for buffer in module.buffers():
         kept = buffer.detach().to(device, copy=True)
@@ -118,23 +127,56 @@ def prove_meaning(
     structure: Structure, spec: Any, module: nn.Module, fast: Fast
 ) -> Disproof | None:
     """Compare host, reference and bound forward on a redrawn copy; ``None`` when they agree."""
+    shapes = structure.crop(spec, module)
+    parameters = dict(module.named_parameters())
+    size = sum(math.prod(shapes.get(n, p.shape)) for n, p in parameters.items())
     device = torch.device("cpu")
-    if sum(p.numel() for p in module.parameters()) > ON_DEVICE:
-        device = next(module.parameters()).device
-    twin = redrawn(module, device)
+    if size > ON_DEVICE:
+        device = next(iter(parameters.values())).device
+    twin = redrawn(module, device, shapes)
     draw = Draw(device, torch.float32, torch.Generator().manual_seed(SEED + 1))
     for probe in structure.probes(spec, twin, draw):
-        host = structure.call_host(spec, twin, probe)
-        answers = [("reference", structure.call_reference(spec, twin, probe, torch.float32))]
+        answers = {"host": lambda: structure.call_host(spec, twin, probe)}  # noqa: B023
+        answers["reference"] = lambda: structure.call_reference(spec, twin, probe, torch.float32)  # noqa: B023
         if device.type == "cpu":
-            answers.append(("bound forward", structure.call_bound(spec, twin, fast, probe)))
-        for who, answer in answers:
-            error = difference(answer, host, probe.added_to)
-            if not error <= MEANING_TOLERANCE:
-                return Disproof(
-                    f"meaning: {who} differs from the host by {error:.1e}, "
-                    f"limit {MEANING_TOLERANCE:g} ({probe.label})"
-                )
+            answers["bound forward"] = lambda: structure.call_bound(spec, twin, fast, probe)  # noqa: B023
+        disproof = _compare(answers, probe)
+        if disproof is not None:
+            return disproof
+    return None
+
+
+# What a module does with a probe it was not made for.
+PROBE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def _compare(answers: Mapping[str, Callable[[], Any]], probe: Probe) -> Disproof | None:
+    """Call each; all must agree with the first, the host."""
+    host: Any = None
+    for who, call in answers.items():
+        try:
+            answer = call()
+        except PROBE_ERRORS as error:
+            text = str(error).splitlines()[0][:120] if str(error) else ""
+            return Disproof(f"meaning: {who} raises {type(error).__name__}: {text} ({probe.label})")
+        if who == "host":
+            host = answer
+            continue
+        error_size = difference(answer, host, probe.added_to)
+        if not error_size <= MEANING_TOLERANCE:
+            return Disproof(
+                f"meaning: {who} differs from the host by {error_size:.1e}, "
+                f"limit {MEANING_TOLERANCE:g} ({probe.label})"
+            )
     return None
 
 

@@ -23,8 +23,9 @@ parameters, the host's forward, ``reference`` and the bound forward must agree o
 most twice the host's own. A proposal may therefore be bold: what is wrong is Refused with the
 measured difference.
 
-Every scalar attribute of the proposed module and of the modules inside it must be named in ``reads`` (the spec carries it) or ``passive`` (it cannot
-change the result); any other is a refusal.
+Every scalar attribute of the proposed module and of the modules inside it must be named in
+``reads`` (the spec carries it) or ``passive`` (it cannot change the result); any other is a
+refusal.
 
 To add one: write the file, add the instance to ``CATALOGUE`` in ``__init__.py`` (widest first)
 and a test in ``tests/structures``.
@@ -46,9 +47,11 @@ Fast = Callable[..., Any]
 
 # Attributes that describe sizes, places or training, and never the result of an eval forward.
 PASSIVE = frozenset(
-    "hidden_size intermediate_size hidden_dim dim inner_dim embed_dim in_features out_features "
-    "normalized_shape elementwise_affine nx nf dropout dropout_p gradient_checkpointing layer_idx "
-    "layer_type".split()
+    {
+        *("hidden_size", "intermediate_size", "hidden_dim", "dim", "inner_dim", "embed_dim"),
+        *("in_features", "out_features", "normalized_shape", "elementwise_affine", "nx", "nf"),
+        *("gradient_checkpointing", "layer_idx", "layer_type"),
+    }
 )
 
 
@@ -123,6 +126,8 @@ class Structure(ABC):
         passive: scalar attributes that cannot change the result, beyond ``PASSIVE``.
         config_reads: fields of the module's ``config`` that the spec carries or that are passive.
         multiplies: whether the region multiplies matrices; fp32 then stays with the host on CUDA.
+        unary: whether the region is a function of one hidden-state tensor; calls with further
+            arguments are then the host's.
         binds_children: whether regions inside a bound one are bound too (for hosts that call
             them directly); they get no rows of their own.
     """
@@ -133,6 +138,7 @@ class Structure(ABC):
     passive: ClassVar[frozenset[str]] = frozenset()
     config_reads: ClassVar[frozenset[str]] = frozenset()
     multiplies: ClassVar[bool] = False
+    unary: ClassVar[bool] = False
     binds_children: ClassVar[bool] = False
 
     @abstractmethod
@@ -152,6 +158,14 @@ class Structure(ABC):
     @abstractmethod
     def width(self, spec: Any, module: nn.Module) -> int:
         """Size of the last dimension of the region's input."""
+
+    def keep(self, spec: Any) -> str | None:
+        """Why a proven region had better stay the host's; ``None`` to bind it."""
+        return None
+
+    def crop(self, spec: Any, module: nn.Module) -> Mapping[str, tuple[int, ...]]:
+        """Smaller shapes, by parameter name, that mean the same to the meaning proof."""
+        return {}
 
     def probes(self, spec: Any, module: nn.Module, draw: Draw) -> Iterator[Probe]:
         """Calls of the meaning proof. Default: one hidden-state argument, T = 1 and 5, 3 scales."""

@@ -1,0 +1,153 @@
+"""Gated MLP: ``down(activation(gate(x)) * up(x))``; gate and up separate, or halves of one matrix.
+
+Found by form: three linear layers of fitting shapes (or two, the first twice as wide as the second
+reads) and one activation. Which layer is the gate is proposed both ways and settled by the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import kernels
+from ..region import Region
+from .base import Fast, Found, Refusal, Spec, Structure, Survey
+from .forms import activations, few_owners, takes_one_tensor
+from .linear import MAX_FUSED_ROWS, LinearSpec
+from .spec import activation_value
+
+
+@dataclass(frozen=True)
+class GatedMlpSpec(Spec):
+    """``up`` is ``None`` where ``gate`` holds both as halves of its rows."""
+
+    gate: LinearSpec
+    up: LinearSpec | None
+    down: LinearSpec
+    activation: str
+    gate_first: bool = True
+
+
+class GatedMlp(Structure):
+    """``[..., D] -> [..., D]``."""
+
+    name = "gated_mlp"
+    families = ("activation", "linear")
+    multiplies = True
+    unary = True
+    reads = frozenset({"approximate"})
+
+    def propose(
+        self, region: Region, survey: Survey
+    ) -> tuple[GatedMlpSpec, ...] | Refusal | None:
+        parts = linear_parts(region, survey, 3)
+        if parts is None or len(parts) not in (2, 3):
+            return None
+        ways = list(_separate(region, parts) if len(parts) == 3 else _halves(region, parts))
+        if not ways:
+            return None
+        names = activations(region)
+        if isinstance(names, Refusal):
+            return names
+        return tuple(
+            GatedMlpSpec(gate, up, down, name, first)
+            for name in names
+            for gate, up, down, first in ways
+        )
+
+    def width(self, spec: GatedMlpSpec, module: nn.Module) -> int:
+        return int(spec.gate.tensors(module)[0].shape[1])
+
+    def reference(
+        self, spec: GatedMlpSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
+    ) -> torch.Tensor:
+        x = args[0].to(dtype)
+        gate = spec.gate.wide(module, x)
+        if spec.up is not None:
+            up = spec.up.wide(module, x)
+        else:
+            gate, up = gate.chunk(2, dim=-1) if spec.gate_first else gate.chunk(2, dim=-1)[::-1]
+        return spec.down.wide(module, activation_value(spec.activation, gate) * up)
+
+    def bind(self, spec: GatedMlpSpec) -> Fast:
+        return _bind_halves(spec) if spec.up is None else _bind_separate(spec, spec.up)
+
+
+def linear_parts(
+    region: Region, survey: Survey, limit: int
+) -> tuple[LinearSpec, ...] | None:
+    """Specs of all tensor-owning modules of a region, relative to it, when all are linear."""
+    paths = few_owners(region.module, limit)
+    if not paths or "" in paths or not takes_one_tensor(region.module):
+        return None
+    parts = []
+    for path in paths:
+        found = survey.find(region.child(path), "linear")
+        if not isinstance(found, Found):
+            return None
+        parts.append(LinearSpec(path, found.spec.bias, found.spec.transposed))
+    return tuple(parts)
+
+
+Way = tuple[LinearSpec, "LinearSpec | None", LinearSpec, bool]
+
+
+def _separate(region: Region, parts: tuple[LinearSpec, ...]) -> Iterator[Way]:
+    for gate, up, down in permutations(parts):
+        shapes = [p.tensors(region.module)[0].shape for p in (gate, up, down)]
+        if shapes[0] == shapes[1] and shapes[0][0] == shapes[2][1]:
+            yield gate, up, down, True
+
+
+def _halves(region: Region, parts: tuple[LinearSpec, ...]) -> Iterator[Way]:
+    for both, down in permutations(parts):
+        rows = both.tensors(region.module)[0].shape[0]
+        if rows == 2 * down.tensors(region.module)[0].shape[1]:
+            yield both, None, down, True
+            yield both, None, down, False
+
+
+def _bind_separate(spec: GatedMlpSpec, up_spec: LinearSpec) -> Fast:
+    linear, gated_linear = kernels.family("linear").linear, kernels.family("linear").gated_linear
+    gated = kernels.family("activation").gated
+    name = spec.activation
+
+    def fast(self: nn.Module, x: torch.Tensor) -> Any:
+        gate, gate_bias = spec.gate.tensors(self)
+        up, up_bias = up_spec.tensors(self)
+        down, down_bias = spec.down.tensors(self)
+        if x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
+            hidden = gated_linear(x, gate, up, gate_bias, up_bias, activation=name)
+            return linear(hidden, down, down_bias)
+        hidden = gated(F.linear(x, gate, gate_bias), F.linear(x, up, up_bias), activation=name)
+        return F.linear(hidden, down, down_bias)
+
+    return fast
+
+
+def _bind_halves(spec: GatedMlpSpec) -> Fast:
+    linear, gated_linear = kernels.family("linear").linear, kernels.family("linear").gated_linear
+    gated_packed = kernels.family("activation").gated_packed
+    name, first = spec.activation, spec.gate_first
+
+    def fast(self: nn.Module, x: torch.Tensor) -> Any:
+        both, bias = spec.gate.tensors(self)
+        down, down_bias = spec.down.tensors(self)
+        if x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
+            weights = both.chunk(2)
+            biases = (None, None) if bias is None else bias.chunk(2)
+            gate, up = (0, 1) if first else (1, 0)
+            hidden = gated_linear(
+                x, weights[gate], weights[up], biases[gate], biases[up], activation=name
+            )
+            return linear(hidden, down, down_bias)
+        hidden = gated_packed(F.linear(x, both, bias), activation=name, gate_first=first)
+        return F.linear(hidden, down, down_bias)
+
+    return fast

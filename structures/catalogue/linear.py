@@ -1,0 +1,145 @@
+"""Linear layer: ``x @ W.T + b``, optionally followed by an activation inside the same module.
+
+Found by form: one matrix and at most one vector of its rows, whatever the class is called. A matrix
+stored ``[K, N]`` (``x @ W + b``, as GPT-2's ``Conv1D``) has the same meaning, but torch's own
+product reads that layout best, so alone it is kept; inside an MLP it is one of its parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import kernels
+from ..region import Region
+from .base import Fast, Refusal, Spec, Structure, Survey
+from .forms import activations, few_owners, takes_one_tensor
+from .spec import activation_value
+
+MAX_FUSED_ROWS = 8
+# Bounds what a proof adds to the peak of memory: 64 MB as fp32.
+CAST_ELEMENTS = 16 << 20
+# Rows of a weight are alike: this many of them prove what all of them mean.
+PROOF_ROWS = 512
+
+
+@dataclass(frozen=True)
+class LinearSpec(Spec):
+    """``activation(x @ W.T + b)`` with the matrix at ``path`` inside the region.
+
+    ``transposed``: the host stores ``[K, N]``.
+    """
+
+    path: str = ""
+    bias: bool = True
+    transposed: bool = False
+    activation: str = "identity"
+
+    def tensors(self, module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight as ``[N, K]`` (a view) and bias, found through the region's module."""
+        for name in filter(None, self.path.split(".")):
+            module = module._modules[name]  # type: ignore[assignment]
+        weight: Any = module._parameters["weight"]
+        return weight.t() if self.transposed else weight, module._parameters.get("bias")
+
+    def apply(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The product through torch, for any number of rows; no activation."""
+        weight, bias = self.tensors(module)
+        return F.linear(x, weight, bias)
+
+    def wide(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The product in the dtype of ``x``: what references use. Some rows at a time are cast."""
+        weight, bias = self.tensors(module)
+        rows = max(1, CAST_ELEMENTS // max(1, weight.shape[1]))
+        y = torch.cat([F.linear(x, part.to(x.dtype)) for part in weight.split(rows)], dim=-1)
+        return y if bias is None else y + bias.to(x.dtype)
+
+
+class Linear(Structure):
+    """``[..., K] -> [..., N]``."""
+
+    name = "linear"
+    families = ("linear",)
+    multiplies = True
+    unary = True
+    reads = frozenset({"approximate"})
+
+    def propose(
+        self, region: Region, survey: Survey
+    ) -> tuple[LinearSpec, ...] | Refusal | None:
+        module = region.module
+        owners = few_owners(module, 1)
+        if not owners or not takes_one_tensor(module):
+            return None
+        path = owners[0]
+        leaf = module.get_submodule(path)
+        if isinstance(leaf, nn.Embedding) or any(True for _ in leaf.children()):
+            return None
+        specs = _leaf_specs(leaf, path)
+        if not specs or leaf is module:
+            return specs or None
+        names = activations(region)
+        if isinstance(names, Refusal):
+            return names
+        return tuple(
+            LinearSpec(path, spec.bias, spec.transposed, name)
+            for name in names
+            for spec in specs
+        )
+
+    def width(self, spec: LinearSpec, module: nn.Module) -> int:
+        return int(spec.tensors(module)[0].shape[1])
+
+    def reference(
+        self, spec: LinearSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
+    ) -> torch.Tensor:
+        return activation_value(spec.activation, spec.wide(module, args[0].to(dtype)))
+
+    def crop(self, spec: LinearSpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
+        weight, bias = spec.tensors(module)
+        rows, columns = min(PROOF_ROWS, weight.shape[0]), weight.shape[1]
+        prefix = f"{spec.path}." if spec.path else ""
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{prefix}weight": (columns, rows) if spec.transposed else (rows, columns)
+        }
+        if bias is not None:
+            shapes[f"{prefix}bias"] = (rows,)
+        return shapes
+
+    def keep(self, spec: LinearSpec) -> str | None:
+        if spec.transposed and spec.activation == "identity":
+            return "the matrix is stored [K, N], which torch's own product reads best"
+        return None
+
+    def bind(self, spec: LinearSpec) -> Fast:
+        linear = kernels.family("linear").linear
+        activate = None
+        if spec.activation != "identity":
+            activate = kernels.family("activation").activate
+        name = spec.activation
+
+        def fast(self: nn.Module, x: torch.Tensor) -> Any:
+            weight, bias = spec.tensors(self)
+            if x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
+                return linear(x, weight, bias, activation=name)
+            y = F.linear(x, weight, bias)
+            return y if activate is None else activate(y, activation=name)
+
+        return fast
+
+
+def _leaf_specs(leaf: nn.Module, path: str) -> tuple[LinearSpec, ...]:
+    """One matrix ``weight`` and at most a vector ``bias``: stored either way round."""
+    tensors = dict(leaf.named_parameters(recurse=False)) | dict(leaf.named_buffers(recurse=False))
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if set(tensors) - {"weight", "bias"} or weight is None or weight.dim() != 2:
+        return ()
+    if bias is not None and bias.dim() != 1:
+        return ()
+    fits = [bias is None or bias.shape[0] == n for n in weight.shape]
+    ways = [way for way, fit in zip((False, True), fits, strict=True) if fit]
+    return tuple(LinearSpec(path, bias is not None, transposed) for transposed in ways)

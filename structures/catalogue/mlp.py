@@ -1,0 +1,75 @@
+"""Plain MLP: ``down(activation(up(x)))``, found by form: two linear layers of fitting shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import kernels
+from ..region import Region
+from .base import Fast, Refusal, Spec, Structure, Survey
+from .forms import activations
+from .gated_mlp import linear_parts
+from .linear import MAX_FUSED_ROWS, LinearSpec
+from .spec import activation_value
+
+
+@dataclass(frozen=True)
+class MlpSpec(Spec):
+    """The two layers in the order in which they run."""
+
+    up: LinearSpec
+    down: LinearSpec
+    activation: str
+
+
+class Mlp(Structure):
+    """``[..., D] -> [..., D]``."""
+
+    name = "mlp"
+    families = ("activation", "linear")
+    multiplies = True
+    unary = True
+    reads = frozenset({"approximate"})
+
+    def propose(self, region: Region, survey: Survey) -> tuple[MlpSpec, ...] | Refusal | None:
+        parts = linear_parts(region, survey, 2)
+        if parts is None or len(parts) != 2:
+            return None
+        shapes = {p: p.tensors(region.module)[0].shape for p in parts}
+        ways = [(a, b) for a, b in permutations(parts) if shapes[a][0] == shapes[b][1]]
+        if not ways:
+            return None
+        names = activations(region)
+        if isinstance(names, Refusal):
+            return names
+        return tuple(MlpSpec(up, down, name) for name in names for up, down in ways)
+
+    def width(self, spec: MlpSpec, module: nn.Module) -> int:
+        return int(spec.up.tensors(module)[0].shape[1])
+
+    def reference(
+        self, spec: MlpSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
+    ) -> torch.Tensor:
+        hidden = activation_value(spec.activation, spec.up.wide(module, args[0].to(dtype)))
+        return spec.down.wide(module, hidden)
+
+    def bind(self, spec: MlpSpec) -> Fast:
+        linear, activate = kernels.family("linear").linear, kernels.family("activation").activate
+        name = spec.activation
+        fused = not spec.up.transposed and not spec.down.transposed
+
+        def fast(self: nn.Module, x: torch.Tensor) -> Any:
+            up, up_bias = spec.up.tensors(self)
+            down, down_bias = spec.down.tensors(self)
+            if fused and x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
+                return linear(linear(x, up, up_bias, activation=name), down, down_bias)
+            hidden = activate(F.linear(x, up, up_bias), activation=name)
+            return F.linear(hidden, down, down_bias)
+
+        return fast
