@@ -5,6 +5,8 @@
 #include "common/rows.h"
 #include "common/stable.h"
 
+#include <torch/csrc/stable/ops.h>
+
 namespace flashrt {
 
 inline ElementType element_type(const Tensor& tensor, const char* op) {

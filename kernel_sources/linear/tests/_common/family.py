@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -78,3 +79,26 @@ def device(request: pytest.FixtureRequest) -> str:
 def cuda() -> str:
     """For tests that only mean something on a GPU: graphs, launch order."""
     return require_cuda()
+
+
+def write_late(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Write ``values`` to ``target`` (CUDA) after about a millisecond of queued waiting.
+
+    What is launched next must not read ``target`` early, however soon it may start.
+    """
+    torch.cuda._sleep(2_000_000)
+    target.copy_(values)
+
+
+def replayed(function: Callable[[], None]) -> None:
+    """Run ``function`` once as a CUDA graph: warmed up, captured, then replayed once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    graph.replay()
+    torch.cuda.synchronize()

@@ -1,0 +1,56 @@
+#include "activation.cuh"
+
+#include <algorithm>
+#include <limits>
+
+#include "common/launch.h"
+
+namespace flashrt {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int64_t kMaxGridRows = 65535;  // limit of gridDim.y
+
+bool is_contiguous(const Rows& rows, const ActivationArgs& args) {
+  return rows.dims == 1 && (rows.stride[0] == args.dim || args.num_rows == 1);
+}
+
+// Contiguous operands are one long row, so that short rows do not leave threads idle.
+void merge_contiguous(ActivationArgs* args) {
+  const int64_t elements = args->num_rows * args->dim;
+  const bool contiguous = is_contiguous(args->x_rows, *args) &&
+                          (args->up == nullptr || is_contiguous(args->up_rows, *args)) &&
+                          is_contiguous(args->out_rows, *args);
+  if (!contiguous || elements > std::numeric_limits<int>::max()) return;
+  args->dim = static_cast<int>(elements);
+  args->num_rows = 1;
+  args->x_rows = args->up_rows = args->out_rows = Rows{};
+}
+
+template <typename T>
+cudaError_t launch_as(ActivationArgs args, cudaStream_t stream) {
+  const int64_t bytes = sizeof(T);
+  args.aligned = args.dim % kVec<T> == 0 && rows_aligned(args.x, args.x_rows, bytes) &&
+                 (args.up == nullptr || rows_aligned(args.up, args.up_rows, bytes)) &&
+                 rows_aligned(args.out, args.out_rows, bytes);
+  const int chunks = args.dim / kVec<T> + (args.dim % kVec<T> != 0);
+  const dim3 grid((chunks + kThreads - 1) / kThreads, std::min(args.num_rows, kMaxGridRows));
+  return launch(activation_kernel<T>, grid, dim3(kThreads), 0, stream, args);
+}
+
+}  // namespace
+
+cudaError_t launch_activation(ActivationArgs args, cudaStream_t stream) {
+  if (args.num_rows == 0 || args.dim == 0) return cudaSuccess;
+  merge_contiguous(&args);
+  switch (args.type) {
+    case ElementType::kBF16:
+      return launch_as<__nv_bfloat16>(args, stream);
+    case ElementType::kFP16:
+      return launch_as<__half>(args, stream);
+    default:
+      return launch_as<float>(args, stream);
+  }
+}
+
+}  // namespace flashrt
