@@ -7,61 +7,66 @@ from pathlib import Path
 from flash_rt.flashrt_hf.kernels.manifest import Family, Workspace
 
 
-def copies(workspace: Workspace, family: Family) -> dict[Path, Path]:
-    """Target file -> source file, for everything the family must hold a copy of."""
-    common = workspace.sources / "common"
-    places = {
+def places(family: Family) -> dict[str, Path]:
+    """Folder of kernel_sources/common -> the family's copy of it, which holds nothing else."""
+    return {
         "csrc": family.path / "csrc" / "common",
         "python": family.package / "_common",
         "tests": family.path / "tests" / "_common",
     }
-    return {
+
+
+def copies(workspace: Workspace, family: Family) -> dict[Path, Path]:
+    """Target file -> source file, for everything the family must hold a copy of."""
+    common = workspace.sources / "common"
+    wanted = {
         place / source.relative_to(common / part): source
-        for part, place in places.items()
-        for source in sorted((common / part).rglob("*"))
-        if source.is_file() and "__pycache__" not in source.parts
+        for part, place in places(family).items()
+        for source in _files(common / part)
     }
+    wanted[family.path / "flake.nix"] = common / "flake.nix"
+    return wanted
 
 
 def differences(workspace: Workspace, family: Family) -> list[str]:
     """What ``sync`` would change, one line a file; empty when the copies are identical."""
     wanted = copies(workspace, family)
-    found = [
-        f"{target.relative_to(workspace.root)}: "
-        + ("differs from" if target.is_file() else "is missing, copy of")
-        + f" {source.relative_to(workspace.root)}"
+    root = workspace.root
+    return [
+        f"{target.relative_to(root)}: {'differs from' if target.is_file() else 'is missing, copy of'}"
+        f" {source.relative_to(root)}"
         for target, source in wanted.items()
-        if not target.is_file() or target.read_bytes() != source.read_bytes()
+        if not _same(target, source)
+    ] + [
+        f"{path.relative_to(root)}: has no original in kernel_sources/common"
+        for path in _strays(family, wanted)
     ]
-    found += [
-        f"{path.relative_to(workspace.root)}: has no original in kernel_sources/common"
-        for path in _strays(wanted)
-    ]
-    return found
 
 
 def sync(workspace: Workspace, family: Family) -> list[str]:
     """Make the copies identical; returns what was changed, as :func:`differences` says it."""
     found = differences(workspace, family)
-    if found:
-        wanted = copies(workspace, family)
-        for path in _strays(wanted):
-            path.unlink()
-        for target, source in wanted.items():
-            if not target.is_file() or target.read_bytes() != source.read_bytes():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read_bytes())
+    wanted = copies(workspace, family)
+    for path in _strays(family, wanted):
+        path.unlink()
+    for target, source in wanted.items():
+        if not _same(target, source):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
     return found
 
 
-def _strays(wanted: dict[Path, Path]) -> list[Path]:
-    folders = {
-        next(parent for parent in target.parents if parent.name in ("common", "_common"))
-        for target in wanted
-    }
+def _files(folder: Path) -> list[Path]:
     return sorted(
-        path
-        for folder in folders
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path not in wanted
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
+
+
+def _same(target: Path, source: Path) -> bool:
+    return target.is_file() and target.read_bytes() == source.read_bytes()
+
+
+def _strays(family: Family, wanted: dict[Path, Path]) -> list[Path]:
+    return [
+        path for place in places(family).values() for path in _files(place) if path not in wanted
+    ]

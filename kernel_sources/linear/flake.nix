@@ -1,5 +1,5 @@
 {
-  description = "flashrt/linear: fused matrix products for few rows";
+  description = "A FlashRT kernel family";
 
   inputs.kernel-builder.url = "github:huggingface/kernels";
 
