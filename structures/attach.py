@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from .binding import PLAN, Binder, guarded, host_class
-from .plan import Plan, Settings, _checked_precision, host_of, make_plan
+from .discover import FLOATS
+from .plan import (
+    Plan,
+    Settings,
+    _checked_precision,
+    host_of,
+    make_plan,
+    place,
+    region_dtype,
+)
 
 
 def attach(
@@ -52,18 +61,19 @@ def attach(
 
 
 def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
+    _, device = place(model)
     for candidate in plan.candidates.values():
-        module = candidate.region.module
-        tensor = next((t for _, t in candidate.region.tensors()), None)
+        region = candidate.region
+        own = region_dtype(region, torch.float64)
         forward = guarded(
-            host_class(module),
+            host_class(region.module),
             candidate.fast,
             unary=candidate.structure.unary,
-            example=module,
-            dtype=torch.float32 if tensor is None else tensor.dtype,
-            device="cpu" if tensor is None else tensor.device.type,
+            example=region.module,
+            dtypes=FLOATS if own is torch.float64 else (own,),
+            device=device.type,
         )
-        binder.override(module, (candidate.structure.name, candidate.spec), forward=forward)
+        binder.override(region.module, (candidate.structure.name, candidate.spec), forward=forward)
 
 
 def detach(plan: Plan) -> None:

@@ -145,7 +145,7 @@ def guarded(
     *,
     unary: bool,
     example: nn.Module,
-    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, ...],
     device: str,
 ) -> Callable[..., Any]:
     """A forward that runs ``fast`` where the proof holds and the host's own everywhere else.
@@ -163,13 +163,15 @@ def guarded(
         if (
             not self.training
             and isinstance(x, torch.Tensor)
-            and x.dtype is dtype
+            and x.dtype in dtypes
             and x.device.type == device
             and not (x.requires_grad and torch.is_grad_enabled())
             and not enabled(device)
             and (not unary or _alone(args, kwargs))
             and intact(self)
         ):
+            if unary and x.dim() and x.stride(-1) != 1:
+                x = x.contiguous()
             with torch.no_grad():
                 result = fast(self, x) if unary else fast(self, *args, **kwargs)
             if result is not NotImplemented:

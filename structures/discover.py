@@ -5,7 +5,6 @@ Nothing here changes the model, and no user hook runs.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,8 @@ from torch import nn
 
 from . import kernels
 from .catalogue import CATALOGUE
-from .catalogue.base import PASSIVE, Fast, Found, Refusal, Structure
+from .catalogue.base import PASSIVE, Fast, Found, Guess, Refusal, Structure
+from .catalogue.forms import is_function
 from .prove import Disproof, prove_meaning
 from .region import Region
 
@@ -91,17 +91,19 @@ class Discovery:
         failed = self.excluded.get((region.path, structure.name))
         if failed is not None:
             return Rejected(region, structure, failed)
+        guess = isinstance(proposal, Guess)
         for rule in RULES:
             reason = rule(region, structure)
             if reason is not None:
-                return Rejected(region, structure, reason, keep=rule is fp32_on_cuda)
+                rejected = Rejected(region, structure, reason, keep=rule is fp32_on_cuda)
+                return None if guess else rejected
         first: str | None = None
         for spec in proposal if isinstance(proposal, tuple) else (proposal,):
             proven = self._meaning(region, structure, spec)
             if not isinstance(proven, Disproof):
                 return Candidate(region, structure, spec, proven)
             first = first or proven.reason
-        return Rejected(region, structure, first or "no proposal")
+        return None if guess else Rejected(region, structure, first or "no proposal")
 
     def _meaning(self, region: Region, structure: Structure, spec: Any) -> Disproof | Fast:
         key = (structure.name, spec, fingerprint(region.module))
@@ -149,10 +151,12 @@ def unread_scalar(region: Region, structure: Structure) -> str | None:
     known = structure.reads | structure.passive | PASSIVE
     sizes = {s for _, t in region.tensors() for s in t.shape}
     for name, module in region.module.named_modules():
+        if name and is_function(module):
+            continue
         for attribute, value in own_attributes(module):
             if attribute in known or value is None or "dropout" in attribute:
                 continue
-            if inspect.isroutine(value) or (type(value) is int and value in sizes):
+            if callable(value) or (type(value) is int and value in sizes):
                 continue
             where = f"{name}.{attribute}" if name else attribute
             return f"attribute {where} = {str(value)[:60]} is not one that {structure.name} reads"

@@ -137,7 +137,7 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
     while True:
         found = list(discovery.walk(root))
         candidates = [f for f in found if isinstance(f, Candidate)]
-        verdicts = _numbers(candidates)
+        verdicts = _numbers(candidates, *place(model))
         failed = {p: v for p, v in verdicts.items() if isinstance(v, Disproof)}
         if not failed:
             break
@@ -155,13 +155,31 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
     )
 
 
-def _numbers(candidates: list[Candidate]) -> dict[str, Any]:
+def place(model: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device of the first floating-point tensor: those of regions without any."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            return tensor.dtype, tensor.device
+    return torch.float32, torch.device("cpu")
+
+
+def _numbers(
+    candidates: list[Candidate], dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
     """The numbers proof of all candidates with a single device synchronisation."""
     if not candidates:
         return {}
-    rows = [errors(c.structure, c.spec, c.region.module, c.fast) for c in candidates]
+    rows = [
+        errors(c.structure, c.spec, c.region.module, c.fast, region_dtype(c.region, dtype), device)
+        for c in candidates
+    ]
     numbers = torch.stack(rows).tolist()
     return {c.region.path: judge(n) for c, n in zip(candidates, numbers, strict=True)}
+
+
+def region_dtype(region: Region, default: torch.dtype) -> torch.dtype:
+    """The one floating-point dtype of a region's tensors."""
+    return next((t.dtype for _, t in region.tensors() if t.is_floating_point()), default)
 
 
 def _decide(model: nn.Module, found: list[Any], verdicts: dict[str, Any]) -> tuple[Decision, ...]:
@@ -170,6 +188,7 @@ def _decide(model: nn.Module, found: list[Any], verdicts: dict[str, Any]) -> tup
     for name, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(name)
     rows: list[Decision] = []
+    default = place(model)[0]
     taken: set[int] = set()
 
     def row(region: Region, *, whole: bool) -> dict[str, Any]:
@@ -186,7 +205,7 @@ def _decide(model: nn.Module, found: list[Any], verdicts: dict[str, Any]) -> tup
     for item in found:
         if isinstance(item, Candidate):
             structure = item.structure
-            dtype = next((t.dtype for _, t in item.region.tensors()), torch.float32)
+            dtype = region_dtype(item.region, default)
             rows.append(
                 Bound(
                     **row(item.region, whole=True),

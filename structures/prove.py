@@ -58,9 +58,7 @@ def redrawn(
     memo: dict[int, Any] = {}
     for name, parameter in module.named_parameters():
         shape = torch.Size((shapes or {}).get(name, parameter.shape))
-        memo[id(parameter)] = nn.Parameter(
-            _draw(shape, generator).to(device), requires_grad=False
-        )
+        memo[id(parameter)] = nn.Parameter(_draw(shape, generator).to(device), requires_grad=False)
     for buffer in module.buffers():
         kept = buffer.detach().to(device, copy=True)
         memo[id(buffer)] = kept.float() if kept.is_floating_point() else kept
@@ -100,25 +98,23 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
 
 
-def difference(got: Any, wanted: Any, added_to: torch.Tensor | None) -> float:
+def difference(got: Any, wanted: Any, added_to: torch.Tensor | None) -> float | str:
     """Largest deviation relative to the largest wanted value, over all tensors of a result.
 
-    ``inf`` where number, shape or a non-finite value differs. ``added_to`` is subtracted from the
-    wanted value that sets the scale.
+    ``inf`` for a value that is not finite, words where number or shape of tensors differ.
+    ``added_to`` is subtracted from the wanted value that sets the scale.
     """
     ours, theirs = list(tensors_of(got)), list(tensors_of(wanted))
-    if len(ours) != len(theirs) or not ours:
-        return float("inf")
+    shapes, wanted_shapes = [tuple(t.shape) for t in ours], [tuple(t.shape) for t in theirs]
+    if shapes != wanted_shapes or not ours:
+        return f"gives shapes {shapes}, the host {wanted_shapes}"
     worst = 0.0
     for mine, host in zip(ours, theirs, strict=True):
-        if mine.shape != host.shape:
-            return float("inf")
-        if not host.numel():
-            continue
-        mine, host = mine.double(), host.double()
-        part = host - added_to.double() if added_to is not None else host
-        error = (mine - host).abs().max() / part.abs().max().clamp_min(1e-30)
-        worst = max(worst, float(torch.nan_to_num(error, nan=float("inf"))))
+        if host.numel():
+            mine, host = mine.double(), host.double()
+            part = host - added_to.double() if added_to is not None else host
+            error = (mine - host).abs().max() / part.abs().max().clamp_min(1e-30)
+            worst = max(worst, float(torch.nan_to_num(error, nan=float("inf"))))
     return worst
 
 
@@ -165,32 +161,38 @@ def _compare(answers: Mapping[str, Callable[[], Any]], probe: Probe) -> Disproof
     for who, call in answers.items():
         try:
             answer = call()
-        except PROBE_ERRORS as error:
-            text = str(error).splitlines()[0][:120] if str(error) else ""
-            return Disproof(f"meaning: {who} raises {type(error).__name__}: {text} ({probe.label})")
+        except PROBE_ERRORS as raised:
+            text = str(raised).splitlines()[0][:120] if str(raised) else ""
+            name = type(raised).__name__
+            return Disproof(f"meaning: {who} raises {name}: {text} ({probe.label})")
         if who == "host":
             host = answer
             continue
-        error_size = difference(answer, host, probe.added_to)
-        if not error_size <= MEANING_TOLERANCE:
+        error = difference(answer, host, probe.added_to)
+        if isinstance(error, str):
+            return Disproof(f"meaning: {who} {error} ({probe.label})")
+        if not error <= MEANING_TOLERANCE:
             return Disproof(
-                f"meaning: {who} differs from the host by {error_size:.1e}, "
+                f"meaning: {who} differs from the host by {error:.1e}, "
                 f"limit {MEANING_TOLERANCE:g} ({probe.label})"
             )
     return None
 
 
-def errors(structure: Structure, spec: Any, module: nn.Module, fast: Fast) -> torch.Tensor:
+def errors(
+    structure: Structure,
+    spec: Any,
+    module: nn.Module,
+    fast: Fast,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
     """Numbers of one instance as a device tensor, so that a whole plan needs one synchronisation.
 
     Returns:
         ``[4]`` fp64: root mean square errors of bound and host against the reference, then its
         root mean square and the epsilon of the model's dtype.
     """
-    tensor = next(iter(module.parameters()), None)
-    if tensor is None:
-        tensor = next(iter(module.buffers()))
-    dtype, device = tensor.dtype, tensor.device
     draw = Draw(device, dtype, torch.Generator().manual_seed(SEED + 2))
     probe = structure.number_probe(spec, module, draw)
     wider = torch.float64 if dtype == torch.float32 else torch.float32

@@ -67,6 +67,10 @@ class Refusal:
     reason: str
 
 
+class Guess(tuple[Spec, ...]):
+    """Specs from a form that other kinds of region share: when all fail, no refusal is reported."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A region's structure with the spec whose meaning is proven."""

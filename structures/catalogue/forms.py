@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
 
 from ..region import Region, owns_tensors
-from .base import Refusal
+from .base import Guess, Refusal, Spec
 from .spec import ACTIVATIONS, NotThisForm, read_activation
 
 # Modules that do nothing in eval mode, or only hold others.
@@ -39,31 +39,36 @@ def few_owners(module: nn.Module, limit: int) -> list[str] | None:
 
 
 def takes_one_tensor(module: nn.Module) -> bool:
-    """Whether the forward needs exactly one argument."""
+    """Whether the forward has exactly one argument, apart from ``*args`` and ``**kwargs``."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
-    return len(needed) == 1 and bool(parameters) and parameters[0] is needed[0]
+    named = [p for p in parameters if p.kind not in _VARIADIC]
+    return len(named) == 1 and parameters[0] is named[0]
 
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def activations(region: Region) -> tuple[str, ...] | Refusal:
-    """Names of the activation inside a region, read from its values.
+def is_function(module: nn.Module) -> bool:
+    """Whether a module is a leaf without tensors, such as an activation: its values say it all."""
+    return not any(True for _ in module.children()) and not owns_tensors(module)
 
-    A region without an activation object computes it in its forward; all known ones are then
-    proposed and the proof picks. With two objects or an unknown one the region is refused.
+
+def activations(region: Region) -> tuple[str, ...] | Refusal:
+    """Names of the activation inside a region, read from its values; ``()`` when there is none.
+
+    With two objects or an unknown one the region is refused.
     """
     found: dict[str, Callable[..., Any]] = {}
     for name, module in region.module.named_modules():
-        leaf = not any(True for _ in module.children()) and not owns_tensors(module)
-        if name and leaf and not isinstance(module, (*SILENT, *CONTAINERS)):
-            found[name] = module
+        if name and is_function(module):
+            if not isinstance(module, (*SILENT, *CONTAINERS)):
+                found[name] = module
+            continue
         for attribute, value in vars(module).items():
-            if inspect.isroutine(value) and not attribute.startswith("_"):
+            if callable(value) and not attribute.startswith("_") and attribute != "forward":
                 found[f"{name}.{attribute}" if name else attribute] = value
     if not found:
-        return ACTIVATIONS
+        return ()
     if len(found) > 1:
         return Refusal(f"one activation is wanted, found {sorted(found)}")
     name, function = next(iter(found.items()))
@@ -71,3 +76,10 @@ def activations(region: Region) -> tuple[str, ...] | Refusal:
         return (read_activation(function, name),)
     except NotThisForm as error:
         return Refusal(str(error))
+
+
+def with_activation(names: tuple[str, ...], make: Callable[[str], Iterable[Spec]]) -> Any:
+    """Specs for the activation that was read; without one, a guess at each for the proof to pick."""
+    if names:
+        return tuple(make(names[0]))
+    return Guess(spec for name in ACTIVATIONS for spec in make(name))

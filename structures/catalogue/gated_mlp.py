@@ -1,7 +1,7 @@
 """Gated MLP: ``down(activation(gate(x)) * up(x))``; gate and up separate, or halves of one matrix.
 
 Found by form: three linear layers of fitting shapes (or two, the first twice as wide as the second
-reads) and one activation. Which layer is the gate is proposed both ways and settled by the proof.
+reads) and one activation. Which part is the gate is proposed both ways and settled by the proof.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from .. import kernels
 from ..region import Region
 from .base import Fast, Found, Refusal, Spec, Structure, Survey
-from .forms import activations, few_owners, takes_one_tensor
+from .forms import activations, few_owners, takes_one_tensor, with_activation
 from .linear import MAX_FUSED_ROWS, LinearSpec
 from .spec import activation_value
 
@@ -43,9 +43,7 @@ class GatedMlp(Structure):
     unary = True
     reads = frozenset({"approximate"})
 
-    def propose(
-        self, region: Region, survey: Survey
-    ) -> tuple[GatedMlpSpec, ...] | Refusal | None:
+    def propose(self, region: Region, survey: Survey) -> tuple[GatedMlpSpec, ...] | Refusal | None:
         parts = linear_parts(region, survey, 3)
         if parts is None or len(parts) not in (2, 3):
             return None
@@ -55,10 +53,8 @@ class GatedMlp(Structure):
         names = activations(region)
         if isinstance(names, Refusal):
             return names
-        return tuple(
-            GatedMlpSpec(gate, up, down, name, first)
-            for name in names
-            for gate, up, down, first in ways
+        return with_activation(
+            names, lambda name: [GatedMlpSpec(g, u, d, name, first) for g, u, d, first in ways]
         )
 
     def width(self, spec: GatedMlpSpec, module: nn.Module) -> int:
@@ -79,9 +75,7 @@ class GatedMlp(Structure):
         return _bind_halves(spec) if spec.up is None else _bind_separate(spec, spec.up)
 
 
-def linear_parts(
-    region: Region, survey: Survey, limit: int
-) -> tuple[LinearSpec, ...] | None:
+def linear_parts(region: Region, survey: Survey, limit: int) -> tuple[LinearSpec, ...] | None:
     """Specs of all tensor-owning modules of a region, relative to it, when all are linear."""
     paths = few_owners(region.module, limit)
     if not paths or "" in paths or not takes_one_tensor(region.module):
@@ -106,11 +100,10 @@ def _separate(region: Region, parts: tuple[LinearSpec, ...]) -> Iterator[Way]:
 
 
 def _halves(region: Region, parts: tuple[LinearSpec, ...]) -> Iterator[Way]:
-    for both, down in permutations(parts):
-        rows = both.tensors(region.module)[0].shape[0]
-        if rows == 2 * down.tensors(region.module)[0].shape[1]:
-            yield both, None, down, True
-            yield both, None, down, False
+    both, down = parts
+    if both.tensors(region.module)[0].shape[0] == 2 * down.tensors(region.module)[0].shape[1]:
+        yield both, None, down, True
+        yield both, None, down, False
 
 
 def _bind_separate(spec: GatedMlpSpec, up_spec: LinearSpec) -> Fast:

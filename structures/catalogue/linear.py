@@ -17,7 +17,7 @@ from torch import nn
 from .. import kernels
 from ..region import Region
 from .base import Fast, Refusal, Spec, Structure, Survey
-from .forms import activations, few_owners, takes_one_tensor
+from .forms import activations, few_owners, takes_one_tensor, with_activation
 from .spec import activation_value
 
 MAX_FUSED_ROWS = 8
@@ -68,9 +68,7 @@ class Linear(Structure):
     unary = True
     reads = frozenset({"approximate"})
 
-    def propose(
-        self, region: Region, survey: Survey
-    ) -> tuple[LinearSpec, ...] | Refusal | None:
+    def propose(self, region: Region, survey: Survey) -> tuple[LinearSpec, ...] | Refusal | None:
         module = region.module
         owners = few_owners(module, 1)
         if not owners or not takes_one_tensor(module):
@@ -85,10 +83,8 @@ class Linear(Structure):
         names = activations(region)
         if isinstance(names, Refusal):
             return names
-        return tuple(
-            LinearSpec(path, spec.bias, spec.transposed, name)
-            for name in names
-            for spec in specs
+        return with_activation(
+            names, lambda name: [LinearSpec(path, s.bias, s.transposed, name) for s in specs]
         )
 
     def width(self, spec: LinearSpec, module: nn.Module) -> int:

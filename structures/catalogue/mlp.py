@@ -13,7 +13,7 @@ from torch import nn
 from .. import kernels
 from ..region import Region
 from .base import Fast, Refusal, Spec, Structure, Survey
-from .forms import activations
+from .forms import activations, with_activation
 from .gated_mlp import linear_parts
 from .linear import MAX_FUSED_ROWS, LinearSpec
 from .spec import activation_value
@@ -48,7 +48,7 @@ class Mlp(Structure):
         names = activations(region)
         if isinstance(names, Refusal):
             return names
-        return tuple(MlpSpec(up, down, name) for name in names for up, down in ways)
+        return with_activation(names, lambda name: [MlpSpec(up, down, name) for up, down in ways])
 
     def width(self, spec: MlpSpec, module: nn.Module) -> int:
         return int(spec.up.tensors(module)[0].shape[1])

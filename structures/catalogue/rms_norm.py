@@ -34,9 +34,7 @@ class RmsNorm(Structure):
     reads = frozenset(EPS_NAMES)
     unary = True
 
-    def propose(
-        self, region: Region, survey: Survey
-    ) -> tuple[RmsNormSpec, ...] | Refusal | None:
+    def propose(self, region: Region, survey: Survey) -> tuple[RmsNormSpec, ...] | Refusal | None:
         module = region.module
         vectors = own_vectors(module)
         if vectors is None or isinstance(module, nn.LayerNorm) or not takes_one_tensor(module):
