@@ -45,14 +45,12 @@ class Animal:
         build: makes the model; weights are redrawn by ``make``.
         inputs: keyword arguments of one forward call.
         generates: whether it is a causal language model with ``generate``.
-        saves: whether ``save_pretrained`` exists.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Any]]
     generates: bool = False
-    saves: bool = True
 
 
 ZOO: dict[str, Animal] = {}
