@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``flash-rt bench`` with ``arguments``, default the process's own."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "table":
-        print(table.markdown([record.read(Path(name)) for name in arguments[1:]]))
+        _table(arguments[1:])
         return
     options = parser().parse_args(arguments)
     options.command = ["flash-rt", "bench", *arguments]
@@ -78,7 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for part in options.parts:
         session.finish_part(part, PARTS[part](session))
     say(f"record: {session.path}")
-    print(table.markdown([session.record]))
+    print(table.markdown({session.path.name: session.record}))
+
+
+def _table(arguments: Sequence[str]) -> None:
+    """``table [--into DOCUMENT] FILE...``: records as Markdown, or into a document's marks."""
+    made = argparse.ArgumentParser(prog="flash-rt bench table")
+    made.add_argument("files", nargs="+", type=Path)
+    made.add_argument("--into", type=Path, help="replace what is between this file's marks")
+    options = made.parse_args(arguments)
+    text = table.markdown({path.name: record.read(path) for path in sorted(options.files)})
+    if options.into:
+        document = options.into.read_text(encoding="utf-8")
+        options.into.write_text(table.fill(document, text), encoding="utf-8")
+    else:
+        print(text)
 
 
 def _keep_inductor_cache() -> None:

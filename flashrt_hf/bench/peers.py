@@ -98,19 +98,15 @@ class HostRunner:
     def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
         """See ``Runner.generate``."""
         self._reset(ids.shape[0])
-        token = self._next_token(ids)
-        tokens = torch.empty(ids.shape[0], new_tokens, dtype=torch.int64, device=ids.device)
-        tokens[:, :1] = token
-        for index in range(1, new_tokens):
+        tokens = [self._next_token(ids)]
+        for _ in range(1, new_tokens):
             if self._graphed:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-                # The step's output lives in the graph's memory and is overwritten by the next
-                # replay.
-                token = self._step(token).clone()
+                # The step's output lives in the graph's memory: the next replay overwrites it.
+                tokens.append(self._step(tokens[-1]).clone())
             else:
-                token = self._step(token)
-            tokens[:, index : index + 1] = token
-        return tokens
+                tokens.append(self._step(tokens[-1]))
+        return torch.cat(tokens, dim=1)
 
     @torch.no_grad()
     def forced_steps(self, ids: torch.Tensor, continuation: torch.Tensor) -> Iterator[torch.Tensor]:

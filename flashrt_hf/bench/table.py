@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Row = tuple[str, ...]
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+START_FACTS = {
+    "total_s": "attach + first token, s",
+    "peak_ratio": "peak memory from attach to first token, of weights + cache",
+    "peak_beyond_mb": "peak memory beyond weights + cache, MB",
+}
 
 
 def _grid(head: Row, rows: Iterable[Row]) -> str:
@@ -44,10 +50,11 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
     """Every other measured value, one a line."""
     name, parts = record["model"]["name"], record["parts"]
     decode = parts.get("decode", {})
-    for key, value in decode.get("start", {}).items():
-        yield name, f"start: {key}", _number(value)
+    for key, what in START_FACTS.items():
+        if key in decode.get("start", {}):
+            yield name, what, f"{decode['start'][key]:.2f}"
     if "host_us_per_step" in decode:
-        yield name, "host time of a step, us", _number(decode["host_us_per_step"])
+        yield name, "host time of a step, us", f"{decode['host_us_per_step']:.1f}"
     if "gate" in decode:
         yield from _errors(name, "gate", decode["gate"])
     for case, found in parts.get("context", {}).get("cases", {}).items():
@@ -83,25 +90,39 @@ def _errors(name: str, what: str, found: Mapping[str, Any]) -> Iterable[Row]:
     )
 
 
-def _number(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
 def decode_table(records: Iterable[Mapping[str, Any]]) -> str:
     """The decode runs of all records in one table."""
     return _grid(DECODE_HEAD, [row for record in records for row in _decode_rows(record)])
 
 
-def markdown(records: Iterable[Mapping[str, Any]]) -> str:
-    """Everything the records hold: where they were taken, the decode runs, every other value."""
-    records = list(records)
+def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Everything the records hold, by file name: the decode runs, every other value, the places."""
     places = []
-    for record in records:
+    for name, record in records.items():
         found = record["environment"]
         packages = ", ".join(f"{k} {v}" for k, v in found["packages"].items() if v)
         places.append(
-            f"{record['model']['name']}: {found['device']}, driver {found.get('driver', '-')}, "
-            f"{packages}, commit {found['commit'][:12]}, {record['date']}"
+            f"- `{name}`: {record['model']['name']}, {found['device']}, "
+            f"driver {found.get('driver', '-')}, {packages}, "
+            f"commit {found['commit'][:12]}, {record['date']}"
         )
-    facts = _grid(("model", "what", "value"), [row for record in records for row in _facts(record)])
-    return "\n\n".join(["\n".join(places), decode_table(records), facts])
+    blocks = []
+    if any(record["parts"].get("decode", {}).get("runs") for record in records.values()):
+        blocks.append(decode_table(records.values()))
+    facts = [row for record in records.values() for row in _facts(record)]
+    if facts:
+        blocks.append(_grid(("model", "what", "value"), facts))
+    return "\n\n".join([*blocks, "\n".join(places)])
+
+
+def fill(document: str, text: str) -> str:
+    """Put ``text`` between the marks of ``document``.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"bench: document must have the marks {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"

@@ -127,6 +127,12 @@ def test_table_prints_what_records_hold(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| m | flashrt | 0.500 | 2000 | 75% | 4.0 | 2.50x |" in out
     assert "| m | eager | 0.500 | 2000 | 75% | 4.0 | - |" in out
-    assert "| m | start: total_s | 1.250 |" in out
+    assert "| m | attach + first token, s | 1.25 |" in out
     assert "| m | 4 rows to one | 1.050x, BITS DIFFER |" in out
     assert table.decode_table([begun]) in out
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before {table.BEGIN} old {table.END} after")
+    command.main(["table", str(path), "--into", str(readme)])
+    assert readme.read_text() == f"before {table.BEGIN}\n{out}{table.END} after"
+    with pytest.raises(ValueError, match="document must have the marks"):
+        table.fill("no marks", "text")
