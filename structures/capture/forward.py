@@ -115,22 +115,22 @@ class CapturedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same arguments and result as ``forward``."""
-        if torch.compiler.is_compiling() or self._module.training or observed(self._device_type):
+        if torch.compiler.is_compiling() or self._module.training or observed(self._device.type):
             return self._forward(*args, **kwargs)
         named = self._signature.named(args, kwargs)
         grad = torch.is_grad_enabled()
         try:
             try:
-                key, tensors = read(named, self._index, grad=grad)
+                key, tensors = read(named, self._device, grad=grad)
             except OtherDeviceError:
                 if not self._refresh():
                     raise
-                key, tensors = read(named, self._index, grad=grad)
+                key, tensors = read(named, self._device, grad=grad)
         except NotCapturableError as reason:
             return self._eager(str(reason), args, kwargs)
         with self._lock:
             self._refresh()
-            key = (settings(self._device_type), key)
+            key = (settings(self._device.type), key)
             return self._captured(key, named, tensors, args, kwargs)
 
     def release(self) -> None:
@@ -201,7 +201,7 @@ class CapturedForward:
         for evicted in self._graphs.put(key, recorded):
             self.stats.evictions += 1
             self._unused_evictions += not evicted.replays
-        return build([leaf.detach() if leaf.requires_grad else leaf for leaf in leaves])
+        return build(_without_grad(leaves))
 
     def _record(
         self,
@@ -256,11 +256,10 @@ class CapturedForward:
         device = self._given_device if self._given_device is not None else self.watch.device
         self._backend: Backend | None = None
         self._pool = None
-        self._index, self._device_type = -1, "cpu"
+        self._device = torch.device("cpu")
         if device is not None and device.type in ("cuda", "cpu"):
             self._backend = backend_for(device)
-            self._device_type = device.type
-            self._index = self._backend.device.index if device.type == "cuda" else -1
+            self._device = self._backend.device
 
     def _pool_of(self) -> Pool:
         pool = self._pool
@@ -282,6 +281,12 @@ def _output(result: Any) -> Any:
         raise NotCapturableError(
             f"the call returns {name}, which is no container of tensors"
         ) from error
+
+
+def _without_grad(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """As a replay returns them; parameters stay themselves, and one tensor stays one."""
+    detached = {id(x): x.detach() for x in leaves if x.requires_grad and not x.is_leaf}
+    return [detached.get(id(x), x) for x in leaves]
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

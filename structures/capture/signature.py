@@ -70,7 +70,7 @@ class Signature:
         return [
             (name, values[name])
             for name in sorted(values)
-            if name not in defaults or values[name] is not defaults[name]
+            if name not in defaults or not _equal(values[name], defaults[name])
         ]
 
     def rebuilder(
@@ -89,13 +89,13 @@ class Signature:
 
 
 def read(
-    named: list[tuple[str, Any]], device_index: int, *, grad: bool
+    named: list[tuple[str, Any]], device: torch.device, *, grad: bool
 ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
     """The key of a call and its tensors, in the order of ``trees.flatten``.
 
     Args:
         named: of ``Signature.named``.
-        device_index: of the model's device; -1 is the CPU.
+        device: where every tensor must be.
         grad: whether grad is enabled; a tensor that requires it then asks for the host.
 
     Raises:
@@ -109,7 +109,7 @@ def read(
     def visit(value: Any) -> None:
         kind = type(value)
         if kind in _TENSORS:
-            if value.get_device() != device_index or value.layout is not torch.strided:
+            if value.device != device or value.layout is not torch.strided:
                 raise OtherDeviceError(f"argument {name} is {value.layout} on {value.device}")
             if grad and value.requires_grad:
                 raise NotCapturableError(f"argument {name} requires grad")
@@ -159,6 +159,15 @@ def read(
         if len(set(identities)) < len(identities):
             key.append(tuple(map(identities.index, identities)))
     return tuple(key), tensors
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Whether ``value`` is the default, by identity or as a constant of the same type."""
+    if value is default:
+        return True
+    kind = type(value)
+    plain = kind in _PLAIN or kind is float
+    return plain and kind is type(default) and repr(value) == repr(default)
 
 
 def carries_state(value: Any) -> bool:
