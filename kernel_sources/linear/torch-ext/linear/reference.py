@@ -1,8 +1,8 @@
 """The ``linear`` family in plain torch: the CPU implementation, and the ground truth of the tests.
 
 Sums, norms and the whole epilogue are fp32; a value is rounded to the element type only where
-csrc/linear.h says so. Rows are multiplied one by one, so that here too a row's bits do not depend
-on the rows beside it.
+csrc/linear.h says so. Products and epilogues go row by row, so that here too a row's bits do not
+depend on the rows beside it: torch picks other instructions for other shapes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,6 @@ def add_branch(
     return x + branch
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x @ weight.T + bias`` in fp32, one matrix-vector product a row."""
-    wide = weight.float()
-    y = torch.stack([torch.mv(wide, row.clone()) for row in x.float()])
-    return y if bias is None else y + bias.float()
-
-
 def linear(
     x: torch.Tensor,
     w0: torch.Tensor,
@@ -64,22 +57,27 @@ def linear(
     fp32_out: bool,
 ) -> torch.Tensor:
     """``linear`` of csrc/linear.h for ``x [M, K]`` without a branch; returns ``[M, N]``."""
-    dtype = x.dtype
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, norm_eps, norm_kind)
-    pairs = ((w0, b0), (w1, b1), (w2, b2))
-    products = [_product(x, weight, bias) for weight, bias in pairs if weight is not None]
-    if gated:
-        y = apply_activation(products[0], activation) * products[1]
-    else:
-        y = apply_activation(torch.cat(products, dim=-1), activation)
-    if scale != 1.0:
-        y = y * scale
-    if soft_cap:
-        y = torch.tanh(y / soft_cap) * soft_cap
-    if residual is not None:
-        y = residual.float() + y
-    return y if fp32_out else y.to(dtype)
+    pairs = [
+        (weight.float(), None if bias is None else bias.float())
+        for weight, bias in ((w0, b0), (w1, b1), (w2, b2))
+        if weight is not None
+    ]
+    rows = []
+    for m, row in enumerate(x.float()):
+        row = row.clone()  # aligned like every other
+        products = [F.linear(row, weight, bias) for weight, bias in pairs]
+        if gated:
+            y = apply_activation(products[0], activation) * products[1]
+        else:
+            y = apply_activation(torch.cat(products), activation)
+        if scale != 1.0:
+            y = y * scale
+        if soft_cap:
+            y = torch.tanh(y / soft_cap) * soft_cap
+        rows.append(y if residual is None else residual[m].float() + y)
+    return torch.stack(rows).to(torch.float32 if fp32_out else x.dtype)
 
 
 def linear_out(
