@@ -1,0 +1,88 @@
+"""flash-rt explain and generate, the demo, and what they say to bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flash_rt.flashrt_hf import demo, host, real_model
+from flash_rt.flashrt_hf.bench import models
+from flash_rt.flashrt_hf.commands import explain, generate
+
+CPU = torch.device("cpu")
+
+
+def test_explain_prints_every_owner_once(capsys):
+    explain.command("tiny-qwen3", device="cpu", as_json=True)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    covered = [path for row in rows for path in row["covers"]]
+    model = models.build("tiny-qwen3", device=CPU, dtype=torch.float32)
+    owners = [n for n, m in model.named_modules() if m._parameters or m._buffers]
+    assert sorted(covered) == sorted(owners)
+    assert {row["decision"] for row in rows} <= {"Bound", "Kept", "Refused"}
+
+
+def test_explain_as_text_is_the_table(capsys):
+    explain.command("tiny-qwen3", device="cpu")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["region", "decision", "structure"]
+
+
+def test_unknown_models_are_named(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match=r"a Hub id such as .*; got '/nowhere/at/all'"):
+        host.load_host("/nowhere/at/all", device=CPU, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"model must have real weights, got .* 'tiny-qwen3'"):
+        host.load_tokenizer("tiny-qwen3")
+
+
+def test_unknown_dtype_is_refused():
+    import typer
+
+    with pytest.raises(typer.BadParameter, match=r"dtype must be one of bf16, .* got 'int3'"):
+        explain.command("tiny-qwen3", device="cpu", dtype="int3")
+
+
+@pytest.fixture
+def small_real_model(monkeypatch, tmp_path):
+    """A tiny random model with a byte tokenizer in the place of the real one."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(["<end>", *alphabet])}
+    tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}?"
+
+    def convert(source, target):
+        fast.save_pretrained(target)
+        made = models.build("tiny-llama", device=CPU, dtype=torch.float32)
+        made.save_pretrained(target)
+
+    monkeypatch.setattr(real_model, "_convert", convert)
+    monkeypatch.setattr(real_model, "gguf_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_generate_prints_what_the_host_would_say(small_real_model, capsys):
+    generate.command("smollm2", "Hello", max_new_tokens=8, device="cpu")
+    printed = capsys.readouterr().out
+    ids = real_model.chat_ids("Hello", device="cpu")
+    model = real_model.load(device="cpu", dtype=torch.float32)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8)
+    said = real_model.tokenizer().decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert printed == said + "\n"
+
+
+def test_demo_answers_with_the_hosts_tokens(small_real_model, capsys):
+    demo.run("Why?", new_tokens=6, device=CPU)
+    out = capsys.readouterr().out
+    assert "> Why?" in out
+    assert "Bound" in out
+    assert out.rstrip().endswith("6 of 6 tokens are the host's")
