@@ -15,7 +15,9 @@ if __name__ != "flash_rt.structures":
 # Functions and the modules that define them share names; importing all of them here, and nothing
 # lazily, makes sure that the function is what the package shows.
 from .attach import attach
+from .capture import capture
 from .explain import explain
+from .mapping import layer_mapping
 from .plan import Plan, plan
 
-__all__ = ["Plan", "attach", "explain", "plan"]
+__all__ = ["Plan", "attach", "capture", "explain", "layer_mapping", "plan"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from .binding import PLAN, Binder, guarded, host_class
+from .capture import CapturedForward
 from .discover import FLOATS
 from .plan import (
     Plan,
@@ -24,40 +25,66 @@ from .plan import (
 def attach(
     model: Any, forward: Callable[..., Any] | None = None, *, precision: str = "auto"
 ) -> Plan:
-    """Bind FlashRT's structures into an unmodified model.
+    """Bind FlashRT's structures into an unmodified model, and capture its forward.
 
     Args:
         model: an ``nn.Module`` in eval mode on one device, or a handle with ``.model``.
-        forward: the bound method through which the model is called; default ``model.forward``.
+        forward: the method through which the model is called, of the model or of a module inside;
+            default ``model.forward``. Calls of it replay graphs where they can.
         precision: ``"auto"`` and ``"bf16"`` change no parameter.
 
     Returns:
         The plan in force. Attaching again with the same settings returns the same plan.
 
     Raises:
-        TypeError, ValueError: see ``plan``; also other settings than those attached. The host is
-            untouched after any error.
+        TypeError: no module, or ``forward`` is not a method of it.
+        ValueError: see ``plan``; also settings other than those attached. The host is untouched
+            after any error.
     """
     host = host_of(model)
-    settings = Settings(precision=_checked_precision(precision))
+    target = _target(model, host, forward)
+    settings = Settings(_checked_precision(precision), _path_of(host, target))
     existing: Plan | None = vars(host).get(PLAN)
     if existing is not None:
         if existing.settings != settings:
             raise ValueError(
-                f"attach: model is attached with {existing.settings}; call detach() on its plan "
-                "before attaching with other settings"
+                f"attach: model is attached with {existing.settings}, asked for {settings}; call "
+                "detach() on its plan first"
             )
         return existing
     made = make_plan(host, settings)
     binder = Binder()
     try:
         _bind(made, host, binder)
+        made.captured = _capture(target, binder)
     except BaseException:
         binder.restore()
         raise
     made.binder = binder
     vars(host)[PLAN] = made
     return made
+
+
+def _target(model: Any, host: nn.Module, forward: Callable[..., Any] | None) -> nn.Module:
+    """The module whose forward was named."""
+    if forward is None or forward == getattr(model, "forward", None):
+        return host
+    target = getattr(forward, "__self__", None)
+    if isinstance(target, nn.Module) and getattr(forward, "__name__", "") == "forward":
+        return target
+    raise TypeError(
+        "attach: forward must be the forward method of the model or of a module inside, got "
+        f"{getattr(forward, '__qualname__', type(forward).__name__)}"
+    )
+
+
+def _path_of(host: nn.Module, target: nn.Module) -> str:
+    for name, module in host.named_modules():
+        if module is target:
+            return name
+    raise TypeError(
+        f"attach: forward belongs to a {type(target).__name__} that is not part of the model"
+    )
 
 
 def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
@@ -76,10 +103,34 @@ def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
         binder.override(region.module, (candidate.structure.name, candidate.spec), forward=forward)
 
 
+def _capture(module: nn.Module, binder: Binder) -> CapturedForward:
+    """Let calls of ``module`` replay graphs; without grad unless an input asks for it."""
+    eager = type(module).forward
+    captured = CapturedForward(module, eager.__get__(module))
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            return eager(self, *args, **kwargs)
+        if not torch.is_grad_enabled() or _wants_grad(args) or _wants_grad(kwargs.values()):
+            return captured(*args, **kwargs)
+        with torch.no_grad():
+            return captured(*args, **kwargs)
+
+    binder.override(module, "captured forward", forward=forward)
+    return captured
+
+
+def _wants_grad(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
+
 def detach(plan: Plan) -> None:
     """Undo ``attach``; see ``Plan.detach``."""
     if plan.binder is None:
         return
     binder, plan.binder = plan.binder, None
     vars(plan.model).pop(PLAN, None)
+    if plan.captured is not None:
+        plan.captured.release()
+    plan.captured = None
     binder.restore()

@@ -56,7 +56,14 @@ class Table:
 
 def explain(plan: Plan) -> Table:
     """What runs where, and why: every module that owns a parameter or buffer is in one row."""
-    return Table(plan.decisions, tuple(plan.notes))
+    notes = list(plan.notes)
+    if plan.captured is not None:
+        notes.append(
+            "in eval mode results carry no grad; a call with an input that requires grad, and "
+            "train(), run the host's own code"
+        )
+        notes.extend(plan.captured.stats.lines())
+    return Table(plan.decisions, tuple(notes))
 
 
 def _cells(row: Decision) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from . import kernels
 from .binding import Binder, Overridden
+from .capture import CapturedForward
 from .decision import Bound, Decision, Kept, Refused
 from .discover import Candidate, Discovery, Rejected
 from .prove import Disproof, errors, judge
@@ -22,9 +23,17 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a plan was made with; equal settings make equal plans."""
+    """What a plan was made with; equal settings make equal plans.
+
+    ``forward`` is the path of the module whose forward is captured, ``""`` for the model.
+    """
 
     precision: str = "auto"
+    forward: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.forward}.forward" if self.forward else "forward"
+        return f"precision={self.precision!r}, forward=model.{where}"
 
 
 @dataclass
@@ -36,6 +45,7 @@ class Plan:
         settings: what the plan was made with.
         notes: lines about the whole model for explain (grad, capture, loops).
         candidates: the bound regions with structure and spec, by path.
+        captured: the captured forward while attached; its ``stats`` count replays and fallbacks.
     """
 
     settings: Settings
@@ -43,6 +53,7 @@ class Plan:
     candidates: dict[str, Candidate]
     notes: list[str] = field(default_factory=list)
     binder: Binder | None = None
+    captured: CapturedForward | None = None
     _model: weakref.ref[nn.Module] | None = None
 
     @property
