@@ -1,0 +1,47 @@
+"""README and docs say what is there: links, files, commands, measured numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flash_rt.flashrt_hf.bench import record, table
+from flash_rt.flashrt_hf.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    missing = [link for link in links if ":" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page):
+    named = re.findall(
+        r"`((?:examples|structures|flashrt_hf|kernel_sources|docs|benchmarks)/[\w./]+)`",
+        page.read_text(),
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_commands_exist(page):
+    named = re.findall(r"^\s*(?:eval \"\$\()?flash-rt ([a-z]+)", page.read_text(), re.MULTILINE)
+    assert set(named) <= set(COMMANDS)
+
+
+def test_measured_numbers_are_the_records():
+    """Refill with: flash-rt bench table benchmarks/records/*.json --into README.md"""
+    files = sorted((ROOT / "benchmarks" / "records").glob("*.json"))
+    text = (ROOT / "README.md").read_text()
+    if files:
+        found = table.markdown({path.name: record.read(path) for path in files})
+    else:
+        found = "No record yet."
+    assert table.fill(text, found) == text
