@@ -1,0 +1,189 @@
+"""Time a decoder layer's products with cold weights, against torch, everything in CUDA graphs.
+
+    python benchmarks/benchmark.py --model qwen3-8b --rows 1 4 8
+
+Each graph holds one call on each of several sets of weights, together far larger than the L2 cache,
+so that every call reads its weights from memory. Results are compared with torch before anything is
+timed.
+Run it with LOCAL_KERNELS set (``flash-rt kernels env``) to time a local build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from kernels import get_kernel
+
+COLD_BYTES = 512 << 20  # of weights in one graph; no L2 is larger than 128 MB
+ROUNDS = 20
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one decoder layer and its head."""
+
+    d: int
+    q: int
+    kv: int
+    inner: int
+    vocabulary: int
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape(1024, 2048, 1024, 3072, 151936),
+    "llama-3.2-1b": Shape(2048, 2048, 512, 8192, 128256),
+    "qwen3-8b": Shape(4096, 4096, 1024, 12288, 151936),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product: sizes of its weights, and the call by the family and by torch."""
+
+    name: str
+    k: int
+    sizes: tuple[int, ...]
+    fused: Callable[..., torch.Tensor]
+    eager: Callable[..., torch.Tensor]
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 * self.k * sum(self.sizes)
+
+
+def make_cases(shape: Shape, rows: int) -> list[Case]:
+    """The five products of a decode step; the calls take x and a list of weights."""
+    family = get_kernel("flashrt/linear", version=1)
+    norm = torch.randn(shape.d, dtype=torch.bfloat16, device="cuda")
+    residual = torch.randn(rows, shape.d, dtype=torch.bfloat16, device="cuda")
+    normed = {"norm_weight": norm, "norm_eps": EPS, "weights_static": True}
+    added = {"residual": residual, "weights_static": True}
+
+    def add(x: torch.Tensor, w: list[torch.Tensor]) -> torch.Tensor:
+        return family.linear(x, w[0], **added)
+
+    def eager_add(x: torch.Tensor, w: list[torch.Tensor]) -> torch.Tensor:
+        return residual + F.linear(x, w[0])
+
+    def rms(x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (shape.d,), norm, EPS)
+
+    def eager_split(x: torch.Tensor, w: list[torch.Tensor]) -> torch.Tensor:
+        x = rms(x)
+        results = [F.linear(x, weight) for weight in w]
+        return results[0]
+
+    def eager_gated(x: torch.Tensor, w: list[torch.Tensor]) -> torch.Tensor:
+        x = rms(x)
+        return F.silu(F.linear(x, w[0])) * F.linear(x, w[1])
+
+    d = shape.d
+    return [
+        Case(
+            "norm + q, k, v",
+            d,
+            (shape.q, shape.kv, shape.kv),
+            lambda x, w: family.linear_split(x, w, **normed)[0],
+            eager_split,
+        ),
+        Case("o + residual", shape.q, (d,), add, eager_add),
+        Case(
+            "norm + silu(gate) * up",
+            d,
+            (shape.inner, shape.inner),
+            lambda x, w: family.gated_linear(x, w[0], w[1], **normed),
+            eager_gated,
+        ),
+        Case("down + residual", shape.inner, (d,), add, eager_add),
+        Case(
+            "norm + head",
+            d,
+            (shape.vocabulary,),
+            lambda x, w: family.linear(x, w[0], **normed),
+            lambda x, w: F.linear(rms(x), w[0]),
+        ),
+    ]
+
+
+def capture(
+    call: Callable[..., torch.Tensor], x: torch.Tensor, sets: list[list[torch.Tensor]]
+) -> torch.cuda.CUDAGraph:
+    """A graph of one call a set."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call(x, sets[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weights in sets:
+            call(x, weights)
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Microseconds of one call."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / calls
+
+
+def check(case: Case, x: torch.Tensor, weights: list[torch.Tensor]) -> None:
+    """Fused and eager agree to what bf16 can show."""
+    fused, eager = case.fused(x, weights).double(), case.eager(x, weights).double()
+    error = float((fused - eager).norm() / eager.norm())
+    if error > 2**-6:
+        raise SystemExit(f"{case.name}: differs from torch by {error:.1e} of its norm")
+
+
+def measure(case: Case, rows: int) -> tuple[float, float]:
+    """Median microseconds of a call: fused, eager; the two are timed in turns."""
+    count = max(2, math.ceil(COLD_BYTES / case.weight_bytes))
+    sets = [
+        [
+            torch.randn(n, case.k, dtype=torch.bfloat16, device="cuda") * case.k**-0.5
+            for n in case.sizes
+        ]
+        for _ in range(count)
+    ]
+    x = torch.randn(rows, case.k, dtype=torch.bfloat16, device="cuda")
+    check(case, x, sets[0])
+    graphs = [capture(call, x, sets) for call in (case.fused, case.eager)]
+    times: list[list[float]] = [[], []]
+    for _ in range(ROUNDS):
+        for graph, taken in zip(graphs, times, strict=True):
+            taken.append(replay_us(graph, count))
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=SHAPES, default="qwen3-8b")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8])
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"{options.model} on {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print("| product | rows | us | TB/s | torch us | ratio |\n|---|---|---|---|---|---|")
+    with torch.no_grad():
+        for rows in options.rows:
+            for case in make_cases(SHAPES[options.model], rows):
+                fused, eager = measure(case, rows)
+                rate = case.weight_bytes / fused * 1e-6
+                print(
+                    f"| {case.name} | {rows} | {fused:.2f} | {rate:.2f} | {eager:.2f} "
+                    f"| {eager / fused:.2f} |"
+                )
+
+
+if __name__ == "__main__":
+    main()
