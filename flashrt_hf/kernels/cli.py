@@ -94,7 +94,10 @@ def check(families: Names = None) -> None:
     failed = False
     for family in select(workspace, families):
         problems = validate.problems(workspace, family)
-        for path in sorted((workspace.builds / family.name / "build").glob("*")):
+        paths = sorted((workspace.builds / family.name / "build").glob("*"))
+        if not paths:
+            problems.append(f"no build; flash-rt kernels build {family.name}")
+        for path in paths:
             report = check_variant(family, path)
             archs = f" ({', '.join(report.archs)})" if report.archs else ""
             problems += [f"{path.name}: {problem}" for problem in report.problems]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -64,13 +66,16 @@ def environment_line(workspace: Workspace) -> str:
     return ":".join(f"{repo}={path}" for repo, path in entries.items())
 
 
-def set_local_kernels() -> None:
+def set_local_kernels(workspace: Workspace | None = None) -> None:
     """Make this process's ``kernels`` library see the local builds.
 
     In a checkout, brings the reference variants up to date first (they are only copied Python).
     Entries that LOCAL_KERNELS holds already win. Without a checkout this does nothing.
+
+    Args:
+        workspace: default, the checkout that this package runs from.
     """
-    workspace = find_workspace()
+    workspace = workspace or find_workspace()
     if workspace is None:
         return
     _refresh_references(workspace)
@@ -137,11 +142,14 @@ def _unusable(path: Path) -> str | None:
     return f"built for {', '.join(archs)}; the GPU has compute capability {gpu[0]}.{gpu[1]}"
 
 
-def load(name: str, *, version: int = 1) -> ModuleType:
+def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> ModuleType:
     """The kernel module of one family.
 
     Looks in LOCAL_KERNELS, then the local builds, then the Hub; without a GPU the reference
     variant of the checkout is always there.
+
+    Args:
+        workspace: default, the checkout that this package runs from.
 
     Raises:
         ManifestError: not a family of this project, or another version than the checkout's.
@@ -150,11 +158,11 @@ def load(name: str, *, version: int = 1) -> ModuleType:
     """
     from kernels import get_local_kernel
 
-    workspace = require_workspace()
+    workspace = workspace or require_workspace()
     family = workspace.family(name)
     if version != family.version:
         raise ManifestError(f"{name}: no version {version}; the checkout has {family.version}")
-    set_local_kernels()
+    set_local_kernels(workspace)
     folder = local_overrides().get(family.repo_id)
     found = candidates(folder) if folder is not None else []
     usable = next((one for one in found if one.rejected is None), None)
@@ -168,16 +176,27 @@ def _load_from_hub(family: Family, local: list[Candidate]) -> ModuleType:
     from huggingface_hub.errors import HfHubHTTPError
     from kernels import get_kernel
 
-    mine = os.environ.get("LOCAL_KERNELS", "")
-    others = {r: p for r, p in local_overrides().items() if r != family.repo_id}
-    os.environ["LOCAL_KERNELS"] = ":".join(f"{repo}={path}" for repo, path in others.items())
     try:
-        module: ModuleType = get_kernel(family.repo_id, version=family.version, backend=_backend())
+        with _without_override(family.repo_id):
+            module: ModuleType = get_kernel(
+                family.repo_id, version=family.version, backend=_backend()
+            )
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         raise KernelNotFoundError(_not_found(family, local, error)) from error
-    finally:
-        os.environ["LOCAL_KERNELS"] = mine
     return module
+
+
+@contextmanager
+def _without_override(repo_id: str) -> Iterator[None]:
+    before = os.environ.pop("LOCAL_KERNELS", None)
+    entries = [e for e in (before or "").split(":") if e and not e.startswith(f"{repo_id}=")]
+    if entries:  # the kernels library refuses an empty variable
+        os.environ["LOCAL_KERNELS"] = ":".join(entries)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["LOCAL_KERNELS"] = before
 
 
 def _not_found(family: Family, local: list[Candidate], hub: Exception) -> str:
@@ -199,13 +218,15 @@ def _not_found(family: Family, local: list[Candidate], hub: Exception) -> str:
     )
 
 
-def function(name: str, kernel: str, *, version: int = 1) -> object:
+def function(
+    name: str, kernel: str, *, version: int = 1, workspace: Workspace | None = None
+) -> object:
     """One public function of a family.
 
     Raises:
         ManifestError: the family does not export it; lists what it exports.
     """
-    module = load(name, version=version)
+    module = load(name, version=version, workspace=workspace)
     exported = sorted(getattr(module, "__all__", ()))
     if kernel not in exported:
         raise ManifestError(f"{name}: no kernel {kernel!r}; it has {', '.join(exported)}")

@@ -32,15 +32,14 @@ def differences(workspace: Workspace, family: Family) -> list[str]:
     """What ``sync`` would change, one line a file; empty when the copies are identical."""
     wanted = copies(workspace, family)
     root = workspace.root
-    return [
-        f"{target.relative_to(root)}: {'differs from' if target.is_file() else 'is missing, copy of'}"
-        f" {source.relative_to(root)}"
-        for target, source in wanted.items()
-        if not _same(target, source)
-    ] + [
-        f"{path.relative_to(root)}: has no original in kernel_sources/common"
-        for path in _strays(family, wanted)
-    ]
+    found = []
+    for target, source in wanted.items():
+        if not _same(target, source):
+            state = "differs from" if target.is_file() else "is missing, copy of"
+            found.append(f"{target.relative_to(root)}: {state} {source.relative_to(root)}")
+    for path in _strays(family, wanted):
+        found.append(f"{path.relative_to(root)}: has no original in kernel_sources/common")
+    return found
 
 
 def sync(workspace: Workspace, family: Family) -> list[str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from flash_rt.flashrt_hf import settings
 
+SYSTEM_NVCC = Path("/usr/local/cuda/bin/nvcc")
+
 
 class ToolchainError(RuntimeError):
     """Something a build needs is not on this machine; the message says how to get it."""
@@ -51,11 +53,15 @@ def nvcc_candidates() -> list[Path]:
     candidates = []
     if on_path := shutil.which("nvcc"):
         candidates.append(Path(on_path))
-    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        candidates += sorted(Path(folder).glob("cu*/bin/nvcc"), reverse=True)
+    candidates.append(SYSTEM_NVCC)
+    for folder in _wheel_folders():
+        candidates += sorted(folder.glob("cu*/bin/nvcc"), reverse=True)
     return candidates
+
+
+def _wheel_folders() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
 def find_nvcc(*, minimum: tuple[int, int] = (13, 0)) -> Nvcc:

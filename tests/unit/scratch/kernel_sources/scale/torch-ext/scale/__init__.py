@@ -1,0 +1,3 @@
+from .ops import scale
+
+__all__ = ["scale"]

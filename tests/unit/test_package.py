@@ -1,0 +1,54 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code: str, environment: dict[str, str], path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("folder", ["flashrt_hf", "structures"])
+def test_folders_refuse_another_name(source_environment, folder):
+    result = run(f"import {folder}", source_environment, ROOT)
+    assert result.returncode != 0
+    assert f"import it as flash_rt.{folder}, got '{folder}'" in result.stderr
+
+
+def test_import_is_light_and_names_are_lazy(source_environment):
+    code = (
+        "import sys, flash_rt; heavy = [m for m in ('torch', 'transformers') if m in sys.modules]\n"
+        "print(heavy, sorted(flash_rt.__all__), 'flash_rt.structures' in sys.modules)\n"
+        "print(flash_rt.structures.__name__)"
+    )
+    result = run(code, source_environment, ROOT / "src")
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.splitlines()
+    assert first == "[] ['__version__', 'flashrt_hf', 'structures'] False"
+    assert second == "flash_rt.structures"
+
+
+def test_unknown_name_is_an_attribute_error():
+    import flash_rt
+
+    with pytest.raises(AttributeError, match="module 'flash_rt' has no attribute 'nope'"):
+        _ = flash_rt.nope
+
+
+def test_import_makes_local_builds_known(source_environment):
+    code = "import os, flash_rt; print(os.environ['LOCAL_KERNELS'])"
+    result = run(code, source_environment | {"LOCAL_KERNELS": "a/b=/c"}, ROOT / "src")
+    assert result.returncode == 0, result.stderr
+    entries = dict(entry.split("=") for entry in result.stdout.strip().split(":"))
+    assert entries["a/b"] == "/c"
+    assert Path(entries["flashrt/norm"]).is_dir()
