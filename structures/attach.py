@@ -11,14 +11,13 @@ from torch import nn
 from .binding import PLAN, Binder, guarded, host_class
 from .capture import CapturedForward
 from .discover import FLOATS
+from .numbers import place, region_dtype
 from .plan import (
     Plan,
     Settings,
     _checked_precision,
     host_of,
     make_plan,
-    place,
-    region_dtype,
 )
 
 

@@ -23,7 +23,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call on one token costs: kernels launched and bytes of results written."""
+    """What one call costs: operators launched, views aside, and bytes of results written."""
 
     launches: int
     written_bytes: int
@@ -61,7 +61,7 @@ class Bound(Decision):
         precision: storage format of the weights that are read, e.g. ``"bf16"``.
         kernels: ``"norm v1"`` for each kernel family used.
         error: what the numbers proof measured on this instance.
-        cost, host_cost: launches and bytes written of one single-token call, now and before.
+        cost, host_cost: of one call on a few tokens, bound and as the host.
     """
 
     precision: str = ""

@@ -67,11 +67,18 @@ class Discovery:
                     first = Refusal(found.reason)
         return first
 
-    def walk(self, region: Region) -> Iterator[Candidate | Rejected | Region]:
-        """Candidates and rejections below ``region``, then owners that no structure has."""
+    def walk(self, region: Region, seen: set[int]) -> Iterator[Candidate | Rejected | Region]:
+        """Candidates and rejections from ``region`` downwards, then what no structure has.
+
+        A module that hangs at two places is visited at the first. ``seen`` collects identities.
+        """
+        if id(region.module) in seen:
+            return
+        seen.add(id(region.module))
         for structure in CATALOGUE:
             found = self.settle(region, structure)
             if isinstance(found, Candidate):
+                seen.update(map(id, region.module.modules()))
                 reason = structure.keep(found.spec)
                 yield Rejected(region, structure, reason, keep=True) if reason else found
                 return
@@ -79,7 +86,7 @@ class Discovery:
                 yield found
         yield region
         for child in region.children():
-            yield from self.walk(child)
+            yield from self.walk(child, seen)
 
     def settle(self, region: Region, structure: Structure) -> Candidate | Rejected | None:
         """Propose, check and prove the meaning of one structure for one region."""

@@ -5,12 +5,21 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from .decision import Bound, Decision
 from .plan import Plan
 
-COLUMNS = ("region", "decision", "structure", "precision", "kernels", "error", "reason")
+COLUMNS = (
+    "region",
+    "decision",
+    "structure",
+    "precision",
+    "kernels",
+    "launches",
+    "bytes saved",
+    "error",
+    "reason",
+)
 
 
 @dataclass(frozen=True)
@@ -72,13 +81,12 @@ def _cells(row: Decision) -> tuple[str, ...]:
         path += " = " + " = ".join(row.aliases)
     if row.tied:
         path += f" (tied with {', '.join(row.tied)})"
-    bound: Any = row if isinstance(row, Bound) else None
-    return (
-        path,
-        type(row).__name__,
-        row.structure or row.kind,
-        bound.precision if bound else "",
-        ", ".join(bound.kernels) if bound else "",
-        str(bound.error) if bound and bound.error else "",
-        row.reason,
-    )
+    head = (path, type(row).__name__, row.structure or row.kind)
+    if not isinstance(row, Bound):
+        return (*head, "", "", "", "", "", row.reason)
+    launches = saved = ""
+    if row.cost and row.host_cost:
+        launches = f"{row.host_cost.launches} -> {row.cost.launches}"
+        saved = str(row.host_cost.written_bytes - row.cost.written_bytes)
+    error = str(row.error) if row.error else ""
+    return (*head, row.precision, ", ".join(row.kernels), launches, saved, error, row.reason)

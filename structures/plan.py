@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import kernels
 from .binding import Binder, Overridden
 from .capture import CapturedForward
-from .decision import Bound, Decision, Kept, Refused
-from .discover import Candidate, Discovery, Rejected
-from .prove import Disproof, errors, judge
-from .region import Region, owns_tensors
+from .decision import Bound, Decision
+from .discover import Candidate, Discovery
+from .numbers import costs, numbers, place
+from .prove import Disproof
+from .region import Region
+from .rows import decide
 
 PRECISIONS = ("auto", "bf16")
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,11 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
     check_host(model)
     discovery = Discovery()
     root = Region("", model)
+    dtype, device = place(model)
     while True:
-        found = list(discovery.walk(root))
+        found = list(discovery.walk(root, set()))
         candidates = [f for f in found if isinstance(f, Candidate)]
-        verdicts = _numbers(candidates, *place(model))
+        verdicts = numbers(candidates, dtype, device)
         failed = {p: v for p, v in verdicts.items() if isinstance(v, Disproof)}
         if not failed:
             break
@@ -157,86 +158,10 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
             if verdict is not None:
                 key = (candidate.region.path, candidate.structure.name)
                 discovery.excluded[key] = verdict.reason
-    decisions = _decide(model, found, verdicts)
+    decisions = decide(model, found, verdicts, costs(candidates, dtype, device))
     return Plan(
         settings=settings,
         decisions=decisions,
         candidates={c.region.path: c for c in candidates},
         _model=weakref.ref(model),
     )
-
-
-def place(model: nn.Module) -> tuple[torch.dtype, torch.device]:
-    """Dtype and device of the first floating-point tensor: those of regions without any."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            return tensor.dtype, tensor.device
-    return torch.float32, torch.device("cpu")
-
-
-def _numbers(
-    candidates: list[Candidate], dtype: torch.dtype, device: torch.device
-) -> dict[str, Any]:
-    """The numbers proof of all candidates with a single device synchronisation."""
-    if not candidates:
-        return {}
-    rows = [
-        errors(c.structure, c.spec, c.region.module, c.fast, region_dtype(c.region, dtype), device)
-        for c in candidates
-    ]
-    numbers = torch.stack(rows).tolist()
-    return {c.region.path: judge(n) for c, n in zip(candidates, numbers, strict=True)}
-
-
-def region_dtype(region: Region, default: torch.dtype) -> torch.dtype:
-    """The one floating-point dtype of a region's tensors."""
-    return next((t.dtype for _, t in region.tensors() if t.is_floating_point()), default)
-
-
-def _decide(model: nn.Module, found: list[Any], verdicts: dict[str, Any]) -> tuple[Decision, ...]:
-    """One row for each candidate and rejection, and for each owner that is left."""
-    paths: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        paths.setdefault(id(module), []).append(name)
-    rows: list[Decision] = []
-    default = place(model)[0]
-    taken: set[int] = set()
-
-    def row(region: Region, *, whole: bool) -> dict[str, Any]:
-        owners = list(region.owners()) if whole else [region]
-        covers = [o for o in owners if owns_tensors(o.module) and id(o.module) not in taken]
-        taken.update(id(o.module) for o in covers)
-        return {
-            "path": region.path,
-            "covers": tuple(o.path for o in covers),
-            "aliases": tuple(p for p in paths[id(region.module)] if p != region.path),
-            "kind": type(region.module).__name__,
-        }
-
-    for item in found:
-        if isinstance(item, Candidate):
-            structure = item.structure
-            dtype = region_dtype(item.region, default)
-            rows.append(
-                Bound(
-                    **row(item.region, whole=True),
-                    reason="meaning and numbers proven",
-                    structure=structure.name,
-                    precision=NAMES[dtype],
-                    kernels=tuple(kernels.label(f) for f in structure.families),
-                    error=verdicts[item.region.path],
-                )
-            )
-        elif isinstance(item, Rejected):
-            made = Kept if item.keep else Refused
-            rows.append(
-                made(
-                    **row(item.region, whole=False),
-                    reason=item.reason,
-                    structure=item.structure.name,
-                )
-            )
-        elif owns_tensors(item.module) and id(item.module) not in taken:
-            reason = f"no structure has the form of {type(item.module).__name__}"
-            rows.append(Kept(**row(item, whole=False), reason=reason))
-    return tuple(rows)

@@ -1,4 +1,4 @@
-"""Proofs that a structure does what the host does. Names propose, numbers decide.
+"""The proof that a structure means what the host means. Names propose, numbers decide.
 
 *Meaning*, once per kind of region: on a copy in fp32 with redrawn parameters the host, the
 reference and the bound forward agree to a relative 1e-4 on every probe. Redrawn, because default
@@ -10,8 +10,7 @@ short random vector (``w[i, j] = v[7 i + j]``), so the copy of a 12288 x 4096 la
 shifted or swapped weight shows. A region with more than ``ON_DEVICE`` parameters is probed on the
 model's own device, there against the reference alone: fp32 matrix kernels exist only on the CPU.
 
-*Numbers*, per instance: with its real weights, dtype and device, the bound forward's error against
-the reference in the next wider type is at most twice the host's own.
+*Numbers*, per instance, are in ``numbers``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import torch
 from torch import nn
 
 from .catalogue.base import Draw, Fast, Probe, Structure
-from .decision import Measured
 
 MEANING_TOLERANCE = 1e-4
 LARGE = 1 << 20
@@ -177,49 +175,3 @@ def _compare(answers: Mapping[str, Callable[[], Any]], probe: Probe) -> Disproof
                 f"limit {MEANING_TOLERANCE:g} ({probe.label})"
             )
     return None
-
-
-def errors(
-    structure: Structure,
-    spec: Any,
-    module: nn.Module,
-    fast: Fast,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """Numbers of one instance as a device tensor, so that a whole plan needs one synchronisation.
-
-    Returns:
-        ``[4]`` fp64: root mean square errors of bound and host against the reference, then its
-        root mean square and the epsilon of the model's dtype.
-    """
-    draw = Draw(device, dtype, torch.Generator().manual_seed(SEED + 2))
-    probe = structure.number_probe(spec, module, draw)
-    wider = torch.float64 if dtype == torch.float32 else torch.float32
-    with torch.no_grad():
-        truth = _flat(structure.call_reference(spec, module, probe, wider))
-        ours = _flat(structure.call_bound(spec, module, fast, probe))
-        host = _flat(structure.call_host(spec, module, probe))
-        if not ours.numel() == host.numel() == truth.numel():
-            return torch.full((4,), float("inf"), dtype=torch.float64, device=device)
-        rms = [t.square().mean().sqrt() for t in (ours - truth, host - truth, truth)]
-    return torch.stack([*rms, rms[0].new_tensor(torch.finfo(dtype).eps)])
-
-
-def _flat(value: Any) -> torch.Tensor:
-    return torch.cat([t.double().reshape(-1) for t in tensors_of(value)])
-
-
-def judge(numbers: list[float]) -> Measured | Disproof:
-    """Decide on the four numbers of ``errors``.
-
-    The floor of a quarter epsilon is one correct rounding: a host that happens to be exact on a
-    probe must not refuse a result that is as good as its dtype allows.
-    """
-    bound, host, size, epsilon = numbers
-    relative = Measured(bound / max(size, 1e-30), host / max(size, 1e-30))
-    if bound <= 2.0 * host + 0.25 * epsilon * size:
-        return relative
-    return Disproof(
-        f"numbers: error {relative.bound:.1e} against the host's {relative.host:.1e}, limit 2x"
-    )

@@ -79,7 +79,7 @@ def activations(region: Region) -> tuple[str, ...] | Refusal:
 
 
 def with_activation(names: tuple[str, ...], make: Callable[[str], Iterable[Spec]]) -> Any:
-    """Specs for the activation that was read; without one, a guess at each for the proof to pick."""
+    """Specs for the activation that was read; without one, a guess at each: the proof picks."""
     if names:
         return tuple(make(names[0]))
     return Guess(spec for name in ACTIVATIONS for spec in make(name))

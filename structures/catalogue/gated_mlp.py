@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import nn
 
 from .. import kernels
 from ..region import Region
-from .base import Fast, Found, Refusal, Spec, Structure, Survey
+from .base import Fast, Refusal, Spec, Structure, Survey
 from .forms import activations, few_owners, takes_one_tensor, with_activation
-from .linear import MAX_FUSED_ROWS, LinearSpec
+from .linear import MAX_FUSED_ROWS, LinearSpec, leaf_specs
 from .spec import activation_value
 
 
@@ -44,10 +44,10 @@ class GatedMlp(Structure):
     reads = frozenset({"approximate"})
 
     def propose(self, region: Region, survey: Survey) -> tuple[GatedMlpSpec, ...] | Refusal | None:
-        parts = linear_parts(region, survey, 3)
-        if parts is None or len(parts) not in (2, 3):
-            return None
-        ways = list(_separate(region, parts) if len(parts) == 3 else _halves(region, parts))
+        ways: list[Way] = []
+        for parts in linear_parts(region, 3):
+            if len(parts) > 1:
+                ways += (_separate if len(parts) == 3 else _halves)(region, parts)
         if not ways:
             return None
         names = activations(region)
@@ -75,18 +75,22 @@ class GatedMlp(Structure):
         return _bind_halves(spec) if spec.up is None else _bind_separate(spec, spec.up)
 
 
-def linear_parts(region: Region, survey: Survey, limit: int) -> tuple[LinearSpec, ...] | None:
-    """Specs of all tensor-owning modules of a region, relative to it, when all are linear."""
+def linear_parts(region: Region, limit: int) -> list[tuple[LinearSpec, ...]]:
+    """Specs of all tensor-owning modules of a region, if all have the form of a linear layer.
+
+    One tuple for each reading: a square matrix may be stored either way round.
+    """
     paths = few_owners(region.module, limit)
     if not paths or "" in paths or not takes_one_tensor(region.module):
-        return None
-    parts = []
-    for path in paths:
-        found = survey.find(region.child(path), "linear")
-        if not isinstance(found, Found):
-            return None
-        parts.append(LinearSpec(path, found.spec.bias, found.spec.transposed))
-    return tuple(parts)
+        return []
+    ways = [leaf_specs(region.module.get_submodule(path), path) for path in paths]
+    return list(product(*ways))
+
+
+def sizes(part: LinearSpec, region: Region) -> tuple[int, int]:
+    """Rows N and columns K of a part's matrix."""
+    rows, columns = part.tensors(region.module)[0].shape
+    return rows, columns
 
 
 Way = tuple[LinearSpec, "LinearSpec | None", LinearSpec, bool]
@@ -94,14 +98,14 @@ Way = tuple[LinearSpec, "LinearSpec | None", LinearSpec, bool]
 
 def _separate(region: Region, parts: tuple[LinearSpec, ...]) -> Iterator[Way]:
     for gate, up, down in permutations(parts):
-        shapes = [p.tensors(region.module)[0].shape for p in (gate, up, down)]
-        if shapes[0] == shapes[1] and shapes[0][0] == shapes[2][1]:
+        inner, _ = sizes(gate, region)
+        if sizes(gate, region) == sizes(up, region) and inner == sizes(down, region)[1]:
             yield gate, up, down, True
 
 
 def _halves(region: Region, parts: tuple[LinearSpec, ...]) -> Iterator[Way]:
     both, down = parts
-    if both.tensors(region.module)[0].shape[0] == 2 * down.tensors(region.module)[0].shape[1]:
+    if sizes(both, region)[0] == 2 * sizes(down, region)[1]:
         yield both, None, down, True
         yield both, None, down, False
 

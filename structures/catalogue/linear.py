@@ -75,9 +75,7 @@ class Linear(Structure):
             return None
         path = owners[0]
         leaf = module.get_submodule(path)
-        if isinstance(leaf, nn.Embedding) or any(True for _ in leaf.children()):
-            return None
-        specs = _leaf_specs(leaf, path)
+        specs = leaf_specs(leaf, path)
         if not specs or leaf is module:
             return specs or None
         names = activations(region)
@@ -128,14 +126,17 @@ class Linear(Structure):
         return fast
 
 
-def _leaf_specs(leaf: nn.Module, path: str) -> tuple[LinearSpec, ...]:
-    """One matrix ``weight`` and at most a vector ``bias``: stored either way round."""
+def leaf_specs(leaf: nn.Module, path: str) -> tuple[LinearSpec, ...]:
+    """Both ways in which a leaf may be linear: its matrix stored ``[N, K]`` or ``[K, N]``."""
+    if isinstance(leaf, nn.Embedding) or any(True for _ in leaf.children()):
+        return ()
     tensors = dict(leaf.named_parameters(recurse=False)) | dict(leaf.named_buffers(recurse=False))
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if set(tensors) - {"weight", "bias"} or weight is None or weight.dim() != 2:
         return ()
     if bias is not None and bias.dim() != 1:
         return ()
-    fits = [bias is None or bias.shape[0] == n for n in weight.shape]
-    ways = [way for way, fit in zip((False, True), fits, strict=True) if fit]
+    ways = [way for way in (False, True) if bias is None or bias.shape[0] == weight.shape[way]]
+    if type(leaf).forward is nn.Linear.forward:
+        ways = [False]
     return tuple(LinearSpec(path, bias is not None, transposed) for transposed in ways)

@@ -14,7 +14,7 @@ from .. import kernels
 from ..region import Region
 from .base import Fast, Refusal, Spec, Structure, Survey
 from .forms import activations, with_activation
-from .gated_mlp import linear_parts
+from .gated_mlp import linear_parts, sizes
 from .linear import MAX_FUSED_ROWS, LinearSpec
 from .spec import activation_value
 
@@ -38,11 +38,13 @@ class Mlp(Structure):
     reads = frozenset({"approximate"})
 
     def propose(self, region: Region, survey: Survey) -> tuple[MlpSpec, ...] | Refusal | None:
-        parts = linear_parts(region, survey, 2)
-        if parts is None or len(parts) != 2:
-            return None
-        shapes = {p: p.tensors(region.module)[0].shape for p in parts}
-        ways = [(a, b) for a, b in permutations(parts) if shapes[a][0] == shapes[b][1]]
+        ways = [
+            (up, down)
+            for parts in linear_parts(region, 2)
+            if len(parts) == 2
+            for up, down in permutations(parts)
+            if sizes(up, region)[0] == sizes(down, region)[1]
+        ]
         if not ways:
             return None
         names = activations(region)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 from comparing import FP32_TOLERANCE, deviation, portrait, same_bits
+
 from flash_rt import structures
 from flash_rt.structures.region import owns_tensors
 
