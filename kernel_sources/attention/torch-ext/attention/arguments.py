@@ -1,0 +1,138 @@
+"""Checks of the `attention` ops' arguments, and the copies that make odd layouts work."""
+
+from __future__ import annotations
+
+import torch
+
+from ._common import checks
+
+VECTOR_BYTES = 16
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ROTARY = ("half", "interleaved")
+SCOPES = ("head", "all")
+
+
+def check_heads(op: str, q: torch.Tensor, **others: torch.Tensor) -> None:
+    """``q [B, T, H, D]`` and keys or values ``[B, T, G, D]``, G dividing H."""
+    _four_dims(op, "q", q, "[B, T, H, D]")
+    checks.dtype_in(op, "q", q, DTYPES)
+    checks.unit_stride(op, "q", q)
+    batch, tokens, heads, dim = q.shape
+    if dim < 2 or dim % 2:
+        checks.fail(op, "q", "have an even head dim D", f"shape {tuple(q.shape)}")
+    for name, tensor in others.items():
+        check_like(op, name, tensor, q, "[B, T, G, D]")
+        kv_heads = tensor.shape[2]
+        checks.shape_is(op, name, tensor, (batch, tokens, kv_heads, dim))
+        if kv_heads < 1 or heads % kv_heads:
+            checks.fail(op, name, f"have a number of heads G that divides H = {heads}", kv_heads)
+
+
+def check_like(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, dims: str) -> None:
+    """Four dims, and dtype and device of ``like``."""
+    _four_dims(op, name, tensor, dims)
+    checks.dtype_in(op, name, tensor, (like.dtype,))
+    checks.same_device(op, name, tensor, like.device)
+    checks.unit_stride(op, name, tensor)
+
+
+def check_caches(
+    op: str, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> None:
+    """Caches ``[B, G, S, D]`` for keys and values ``[B, T, G, D]``."""
+    checks.shape_is(op, "v", v, k.shape)
+    batch, _, kv_heads, dim = k.shape
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _four_dims(op, name, cache, "[B, G, S, D]")
+        shape = (batch, kv_heads, k_cache.shape[2], dim)
+        checks.output(op, name, cache, shape, k.dtype, k.device)
+    if k_cache.shape[2] < 1:
+        checks.fail(op, "k_cache", "have at least 1 slot", f"shape {tuple(k_cache.shape)}")
+
+
+def check_lengths(op: str, lengths: torch.Tensor, batch: int, device: torch.device) -> None:
+    checks.shape_is(op, "lengths", lengths, (batch,))
+    checks.dtype_in(op, "lengths", lengths, (torch.int32,))
+    checks.same_device(op, "lengths", lengths, device)
+    checks.contiguous(op, "lengths", lengths)
+
+
+def check_norm(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    scope: str,
+) -> None:
+    """Norm weights of one head, or of all heads of a token."""
+    checks.one_of(op, "norm_scope", scope, SCOPES)
+    checks.not_negative(op, "norm_eps", eps)
+    for name, weight, x in (("q_norm_weight", q_weight, q), ("k_norm_weight", k_weight, k)):
+        if weight is not None:
+            heads = x.shape[2] if scope == "all" else 1
+            checks.shape_is(op, name, weight, (heads * x.shape[3],))
+            checks.dtype_in(op, name, weight, (x.dtype,))
+            checks.same_device(op, name, weight, x.device)
+            checks.contiguous(op, name, weight)
+
+
+def check_rotary(
+    op: str,
+    q: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    rotary: str,
+    slots: int | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """``cos`` and ``sin``, both or neither, made equal in strides.
+
+    They are ``[B, T, R]`` (or ``[1, T, R]``), or where ``slots`` is given also ``[P, R]`` with
+    ``P >= slots``.
+    """
+    checks.one_of(op, "rotary", rotary, ROTARY)
+    if cos is None and sin is None:
+        return None, None
+    if cos is None or sin is None:
+        missing = "cos" if cos is None else "sin"
+        checks.fail(op, missing, "be given together with the other of cos and sin", None)
+    by_slot = slots is not None and cos.dim() == 2
+    if cos.dim() != 3 and not by_slot:
+        forms = "[B, T, R]" if slots is None else "[P, R] or [B, T, R]"
+        checks.fail(op, "cos", f"have shape {forms}", tuple(cos.shape))
+    batch, tokens, _, dim = q.shape
+    width = cos.shape[-1]
+    if width < 2 or width % 2 or width > dim:
+        checks.fail(op, "cos", f"have an even rotary dim R of at most D = {dim}", width)
+    if by_slot and cos.shape[0] < slots:
+        checks.fail(op, "cos", f"have at least S = {slots} rows", cos.shape[0])
+    if not by_slot and (cos.shape[0] not in (1, batch) or cos.shape[1] != tokens):
+        checks.fail(op, "cos", f"have shape {(batch, tokens, width)}", tuple(cos.shape))
+    checks.shape_is(op, "sin", sin, cos.shape)
+    checks.dtype_in(op, "cos", cos, tuple({q.dtype: 0, torch.float32: 0}))
+    checks.dtype_in(op, "sin", sin, (cos.dtype,))
+    for name, table in (("cos", cos), ("sin", sin)):
+        checks.same_device(op, name, table, q.device)
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        return cos.contiguous(), sin.contiguous()
+    return cos, sin
+
+
+def rows_are_vectors(tensor: torch.Tensor) -> bool:
+    """Every row starts on a 16-byte boundary, given storage that does."""
+    per_vector = VECTOR_BYTES // tensor.element_size()
+    steps = (tensor.storage_offset(), *tensor.stride()[:-1])
+    return all(step % per_vector == 0 for step in steps)
+
+
+def with_vector_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a contiguous copy where its rows are not whole vectors."""
+    if rows_are_vectors(tensor):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _four_dims(op: str, name: str, tensor: torch.Tensor, dims: str) -> None:
+    if tensor.dim() != 4:
+        checks.fail(op, name, f"have dims {dims}", f"shape {tuple(tensor.shape)}")

@@ -1,0 +1,154 @@
+// Arguments of the `attention` ops, unpacked for the launchers. Checks are in torch-ext/attention/ops.py.
+#include "append.h"
+#include "attend.h"
+#include "common/row_tensor.h"
+#include "norm_rope.h"
+#include "registration.h"
+
+namespace flashrt {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+void leading_strides(const Tensor& tensor, int64_t (&strides)[3]) {
+  for (int dim = 0; dim < 3; ++dim) strides[dim] = tensor.stride(dim);
+}
+
+// Whether every row starts on a 16-byte boundary.
+bool rows_are_vectors(const Tensor& tensor) {
+  const int64_t size = element_bytes(element_type(tensor, "attention"));
+  bool whole = reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
+  for (int dim = 0; dim < tensor.dim() - 1; ++dim) {
+    whole = whole && (tensor.size(dim) == 1 || tensor.stride(dim) * size % 16 == 0);
+  }
+  return whole && tensor.size(-1) * size % 16 == 0;
+}
+
+RowSettings row_settings(const Tensor& q, const MaybeTensor& cos, double eps, bool zero_centered,
+                         bool over_all, bool interleaved) {
+  RowSettings rows{};
+  rows.eps = static_cast<float>(eps);
+  rows.rotary_dim = cos.has_value() ? static_cast<int>(cos->size(-1)) : 0;
+  rows.interleaved = interleaved;
+  rows.zero_centered = zero_centered;
+  rows.over_all = over_all;
+  rows.tables_fp32 = cos.has_value() && cos->scalar_type() != q.scalar_type();
+  return rows;
+}
+
+void attend(const Tensor q, const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
+            const Tensor lengths, const MaybeTensor cos, const MaybeTensor sin,
+            const MaybeTensor q_weight, const MaybeTensor k_weight, Tensor workspace, Tensor out,
+            double norm_eps, bool norm_zero_centered, bool norm_over_all, bool interleaved,
+            double scaling, int64_t window, double soft_cap, bool history_static) {
+  const DeviceGuard guard(q.get_device_index());
+  STD_TORCH_CHECK(rows_are_vectors(q) && rows_are_vectors(k) && rows_are_vectors(v) &&
+                      rows_are_vectors(k_cache) && rows_are_vectors(v_cache) && rows_are_vectors(out),
+                  "attend: rows of q, k, v, out and the caches must start on 16-byte boundaries");
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(workspace.data_ptr()) % 16 == 0,
+                  "attend: workspace must start on a 16-byte boundary");
+  AttendParams params{};
+  params.q = q.data_ptr();
+  params.k = k.data_ptr();
+  params.v = v.data_ptr();
+  params.k_cache = k_cache.data_ptr();
+  params.v_cache = v_cache.data_ptr();
+  params.lengths = static_cast<const int*>(lengths.data_ptr());
+  params.cos = pointer_or_null(cos);
+  params.sin = pointer_or_null(sin);
+  params.q_weight = pointer_or_null(q_weight);
+  params.k_weight = pointer_or_null(k_weight);
+  params.workspace = workspace.data_ptr();
+  params.out = out.data_ptr();
+  leading_strides(q, params.q_strides);
+  leading_strides(k, params.k_strides);
+  leading_strides(v, params.v_strides);
+  leading_strides(k_cache, params.k_cache_strides);
+  leading_strides(v_cache, params.v_cache_strides);
+  if (cos.has_value()) {
+    params.table_strides[0] = cos->size(0) == 1 ? 0 : cos->stride(0);
+    if (cos->dim() == 2) {
+      params.table_rows = static_cast<int>(cos->size(0));
+    } else {
+      params.table_strides[1] = cos->stride(1);
+    }
+  }
+  params.batch = static_cast<int>(q.size(0));
+  params.tokens = static_cast<int>(q.size(1));
+  params.heads = static_cast<int>(q.size(2));
+  params.kv_heads = static_cast<int>(k.size(2));
+  params.slots = static_cast<int>(k_cache.size(2));
+  params.dim = static_cast<int>(q.size(3));
+  params.window = static_cast<int>(window);
+  params.scaling = static_cast<float>(scaling);
+  params.soft_cap = static_cast<float>(soft_cap);
+  params.history_static = history_static;
+  params.use_clusters = true;
+  params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
+  const bool bf16 = q.scalar_type() == ScalarType::BFloat16;
+  check_launch((bf16 ? attend_bf16 : attend_fp16)(params, current_stream(q)), "attend");
+}
+
+void norm_rope_out(const Tensor q, const Tensor k, const MaybeTensor cos, const MaybeTensor sin,
+                   const MaybeTensor q_weight, const MaybeTensor k_weight, double norm_eps,
+                   bool norm_zero_centered, bool norm_over_all, bool interleaved, Tensor q_out,
+                   Tensor k_out) {
+  const DeviceGuard guard(q.get_device_index());
+  NormRopeParams params{};
+  params.q = q.data_ptr();
+  params.k = k.data_ptr();
+  params.cos = pointer_or_null(cos);
+  params.sin = pointer_or_null(sin);
+  params.q_weight = pointer_or_null(q_weight);
+  params.k_weight = pointer_or_null(k_weight);
+  params.q_out = q_out.data_ptr();
+  params.k_out = k_out.data_ptr();
+  leading_strides(q, params.q_strides);
+  leading_strides(k, params.k_strides);
+  if (cos.has_value()) {
+    params.table_strides[0] = cos->size(0) == 1 ? 0 : cos->stride(0);
+    params.table_strides[1] = cos->stride(1);
+  }
+  params.batch = q.size(0);
+  params.tokens = q.size(1);
+  params.heads = static_cast<int>(q.size(2));
+  params.kv_heads = static_cast<int>(k.size(2));
+  params.dim = static_cast<int>(q.size(3));
+  params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
+  check_launch(norm_rope(params, element_type(q, "norm_rope"), current_stream(q)), "norm_rope");
+}
+
+void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
+                const Tensor lengths) {
+  const DeviceGuard guard(k.get_device_index());
+  AppendParams params{};
+  params.k = k.data_ptr();
+  params.v = v.data_ptr();
+  params.k_cache = k_cache.data_ptr();
+  params.v_cache = v_cache.data_ptr();
+  params.lengths = static_cast<const int*>(lengths.data_ptr());
+  leading_strides(k, params.k_strides);
+  leading_strides(v, params.v_strides);
+  leading_strides(k_cache, params.k_cache_strides);
+  leading_strides(v_cache, params.v_cache_strides);
+  params.batch = k.size(0);
+  params.tokens = k.size(1);
+  params.kv_heads = static_cast<int>(k.size(2));
+  params.slots = static_cast<int>(k_cache.size(2));
+  params.dim = static_cast<int>(k.size(3));
+  const bool vectors = rows_are_vectors(k) && rows_are_vectors(v) && rows_are_vectors(k_cache) &&
+                       rows_are_vectors(v_cache);
+  const int bytes = static_cast<int>(element_bytes(element_type(k, "append")));
+  check_launch(append(params, bytes, vectors, current_stream(k)), "append");
+}
+
+}  // namespace
+}  // namespace flashrt
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+  ops.impl("attend", TORCH_BOX(&flashrt::attend));
+  ops.impl("norm_rope", TORCH_BOX(&flashrt::norm_rope_out));
+  ops.impl("append", TORCH_BOX(&flashrt::append_out));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
