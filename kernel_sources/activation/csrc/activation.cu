@@ -30,7 +30,7 @@ void merge_contiguous(ActivationArgs* args) {
 template <typename T>
 cudaError_t launch_as(ActivationArgs args, cudaStream_t stream) {
   const int64_t bytes = sizeof(T);
-  args.aligned = args.dim % kVec<T> == 0 && rows_aligned(args.x, args.x_rows, bytes) &&
+  args.aligned = rows_aligned(args.x, args.x_rows, bytes) &&
                  (args.up == nullptr || rows_aligned(args.up, args.up_rows, bytes)) &&
                  rows_aligned(args.out, args.out_rows, bytes);
   const int chunks = args.dim / kVec<T> + (args.dim % kVec<T> != 0);

@@ -10,7 +10,7 @@ namespace flashrt {
 
 // One chunk a thread: blockIdx.x counts chunks of a row, blockIdx.y rows, in steps of gridDim.y.
 template <typename T>
-__global__ void activation_kernel(const ActivationArgs args) {
+__global__ void activation_kernel(const __grid_constant__ ActivationArgs args) {
   launch_dependents();
   wait_for_inputs();
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;

@@ -26,7 +26,7 @@ struct ActivationArgs {
   int64_t num_rows;
   int dim;
   Activation activation;
-  bool aligned;  // set by the launcher: 16-byte rows everywhere and dim a multiple of a chunk
+  bool aligned;  // set by the launcher: every row of every operand starts on 16 bytes
 };
 
 cudaError_t launch_activation(ActivationArgs args, cudaStream_t stream);

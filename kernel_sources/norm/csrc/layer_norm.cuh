@@ -75,7 +75,7 @@ __device__ __forceinline__ void prefetch_parameters(const NormArgs& args) {
 // kChunks chunks of the row a thread, kept in registers over both sums. Weight and bias are touched
 // before the wait when that is allowed, so that they are in L2 by then.
 template <typename T, int kChunks>
-__global__ void __launch_bounds__(max_threads(kChunks)) layer_norm_kernel(const NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kChunks)) layer_norm_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[2][kWarp];
   const uint32_t row = row_index();
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(max_threads(kChunks)) layer_norm_kernel(const 
 
 // Rows longer than the registers of a block: read three times.
 template <typename T>
-__global__ void __launch_bounds__(max_threads(kLongRow)) layer_norm_long_kernel(const NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kLongRow)) layer_norm_long_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[2][kWarp];
   launch_dependents();
   wait_for_inputs();

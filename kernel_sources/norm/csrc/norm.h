@@ -37,7 +37,7 @@ struct NormArgs {
   float eps;
   bool zero_centered;   // rms_norm only: 1 + weight in place of weight
   bool weights_static;  // weight and bias have no producer still running
-  bool aligned;         // set by the launcher: 16-byte rows everywhere and dim a multiple of a chunk
+  bool aligned;         // set by the launcher: every row of every operand starts on 16 bytes
 };
 
 cudaError_t launch_rms_norm(NormArgs args, cudaStream_t stream);

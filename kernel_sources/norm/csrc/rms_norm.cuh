@@ -66,7 +66,7 @@ __device__ __forceinline__ float sum_of_squares(const uint4& packed) {
 
 // kChunks chunks of the row a thread, kept in registers between the sum and the scaling.
 template <typename T, int kChunks>
-__global__ void __launch_bounds__(max_threads(kChunks)) rms_norm_kernel(const NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kChunks)) rms_norm_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[kWarp];
   const uint32_t row = row_index();
   const bool has_row = row < args.num_rows;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(max_threads(kChunks)) rms_norm_kernel(const No
 
 // Rows longer than the registers of a block: read once for the sum and once for the scaling.
 template <typename T>
-__global__ void __launch_bounds__(max_threads(kLongRow)) rms_norm_long_kernel(const NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kLongRow)) rms_norm_long_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[kWarp];
   launch_dependents();
   wait_for_inputs();

@@ -86,9 +86,8 @@ inline bool is_aligned(const RowsOut& out, ElementType type) {
 }
 
 inline bool all_aligned(const NormArgs& args) {
-  const int64_t vec = 16 / element_bytes(args.type);
-  return args.dim % vec == 0 && is_aligned(args.x, args.type) &&
-         is_aligned(args.residual, args.type) && is_aligned(args.residual_out, args.type) &&
+  return is_aligned(args.x, args.type) && is_aligned(args.residual, args.type) &&
+         is_aligned(args.residual_out, args.type) &&
          is_aligned(args.weight, args.type) && is_aligned(args.bias, args.type) &&
          is_aligned(args.scale, args.type) && is_aligned(args.shift, args.type) &&
          is_aligned(args.out, args.type);
