@@ -17,12 +17,17 @@ __device__ __forceinline__ int chunk_count(int index, int dim) {
   return min(kVec<T>, dim - index * kVec<T>);
 }
 
-// Chunk `index` of a row, elements past the row's end zero. `aligned` promises 16-byte alignment and
-// full chunks.
+template <typename T>
+__device__ __forceinline__ bool is_full_chunk(int index, int dim) {
+  return dim - index * kVec<T> >= kVec<T>;
+}
+
+// Chunk `index` of a row, elements past the row's end zero. `aligned` promises that the row starts on
+// a 16-byte boundary.
 template <typename T>
 __device__ __forceinline__ uint4 load_chunk(const T* row, int index, int dim, bool aligned) {
   const T* source = row + static_cast<int64_t>(index) * kVec<T>;
-  if (aligned) return *reinterpret_cast<const uint4*>(source);
+  if (aligned && is_full_chunk<T>(index, dim)) return *reinterpret_cast<const uint4*>(source);
   alignas(16) T elements[kVec<T>];
   const int count = chunk_count<T>(index, dim);
 #pragma unroll
@@ -34,7 +39,7 @@ template <typename T>
 __device__ __forceinline__ void store_chunk(T* row, int index, int dim, bool aligned,
                                             const uint4& packed) {
   T* target = row + static_cast<int64_t>(index) * kVec<T>;
-  if (aligned) {
+  if (aligned && is_full_chunk<T>(index, dim)) {
     *reinterpret_cast<uint4*>(target) = packed;
     return;
   }
@@ -59,7 +64,7 @@ __device__ __forceinline__ void load_as(const void* row, bool is_fp32, int index
   const int count = chunk_count<T>(index, dim);
 #pragma unroll
   for (int i = 0; i < kVec<T>; i += 4) {
-    if (aligned) {
+    if (aligned && i + 4 <= count) {
       const float4 four = *reinterpret_cast<const float4*>(source + i);
       values[i] = four.x;
       values[i + 1] = four.y;
