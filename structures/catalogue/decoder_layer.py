@@ -1,44 +1,33 @@
-"""A decoder layer: self-attention and a gated MLP on one residual stream, normed before, after or around."""
+"""A decoder layer: self-attention and a gated MLP on one residual stream.
+
+Normed before each branch, after it, or on both sides. Up to eight rows it is five kernels; see
+``layer_math``.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import nn
 
-from .attention import OUTPUT, AttentionSpec, propose_attention
-from .spec import (
-    Norm,
-    NotThisForm,
-    Rows,
-    audit_scalars,
-    child_named,
-    is_linear,
-    linear_rows,
-    read_activation,
-    read_norm,
-)
-
-GATE = ("gate_proj", "w1", "gate", "wi_0")
-UP = ("up_proj", "w3", "up", "wi_1")
-DOWN = ("down_proj", "w2", "down", "wo", "c_proj")
-FUSED = ("gate_up_proj", "gate_up")
-ACTIVATION = ("act_fn", "activation_fn", "act", "hidden_act")
-
-_MLP_SCALARS = ("hidden_size", "intermediate_size")
-_LAYER_SCALARS = (
-    "hidden_size",
-    "layer_idx",
-    "layer_type",
-    "attention_type",
-    "residual_multiplier",
-    "is_sliding",
-)
+from .. import kernels
+from ..region import Region
+from . import attention_probes
+from .attention import MAX_FUSED_ROWS, Attention, AttentionSpec, Middle, find_norm
+from .attention_probes import AttentionProbe
+from .base import Draw, Fast, Found, Probe, Refusal, Spec, Structure, Survey
+from .gated_mlp import GatedMlp, GatedMlpSpec
+from .layer_math import BoundLayer, Families, Stream, layer_fused, layer_wide, settle
+from .linear import LinearSpec
+from .spec import Norm, NotThisForm, Rows, activation_value
 
 
 @dataclass(frozen=True)
-class MlpSpec:
+class MlpSpec(Spec):
     """``down(activation(gate(x)) * up(x))``."""
 
     gate: Rows
@@ -48,15 +37,14 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
-class LayerSpec:
+class LayerSpec(Spec):
     """One decoder layer on the residual stream ``x``; a norm that is None is the identity.
 
     ``x = x + residual_scale * attention_out_norm(attention(attention_norm(x)))``, then
-    ``x = x + residual_scale * mlp_out_norm(mlp(mlp_norm(x)))``.
+    ``x = x + residual_scale * mlp_out_norm(mlp(mlp_norm(x)))``. All paths start at the layer.
     """
 
     attention_path: str
-    mlp_path: str
     attention: AttentionSpec
     mlp: MlpSpec
     attention_norm: Norm | None
@@ -66,133 +54,166 @@ class LayerSpec:
     residual_scale: float = 1.0
 
 
-def propose_layer(layer: nn.Module, config: object) -> Iterator[LayerSpec]:
-    """Yield what this module may compute, likeliest first; the proof takes the first that holds.
+class DecoderLayer(Structure):
+    """``(hidden_states [B, T, D], position_embeddings, attention_mask, cache) -> [B, T, D]``."""
 
-    Raises:
-        NotThisForm: children, shapes or scalars rule a decoder layer out.
-    """
-    children = {
-        n: c for n, c in layer.named_children() if not isinstance(c, (nn.Dropout, nn.Identity))
+    name = "decoder_layer"
+    families = ("norm", "activation", "linear", "attention")
+    multiplies = True
+    reads = Attention.reads | GatedMlp.reads | {"residual_multiplier"}
+    passive = Attention.passive | GatedMlp.passive | {"attention_type"}
+
+    def propose(self, region: Region, survey: Survey) -> tuple[LayerSpec, ...] | Refusal | None:
+        names = inspect.signature(type(region.module).forward).parameters
+        if "hidden_states" not in names or "position_embeddings" not in names:
+            return None
+        attention = [
+            (child, found)
+            for child in region.children()
+            if isinstance(found := survey.find(child, "attention"), Found)
+        ]
+        if len(attention) != 1:
+            return None
+        try:
+            return tuple(_propose(region, survey, attention[0][0], attention[0][1].spec))
+        except NotThisForm as reason:
+            return Refusal(str(reason))
+
+    def width(self, spec: LayerSpec, module: nn.Module) -> int:
+        return int(spec.attention.q.tensors(module)[0].shape[1])
+
+    def probes(self, spec: LayerSpec, module: nn.Module, draw: Draw) -> Iterator[Probe]:
+        return attention_probes.meaning(spec.attention, self.width(spec, module), draw)
+
+    def number_probe(self, spec: LayerSpec, module: nn.Module, draw: Draw) -> Probe:
+        return attention_probes.numbers(spec.attention, self.width(spec, module), draw)
+
+    def call_host(self, spec: LayerSpec, module: nn.Module, probe: Probe) -> Any:
+        return self._added(spec, module, probe, type(module).forward)
+
+    def call_bound(self, spec: LayerSpec, module: nn.Module, fast: Fast, probe: Probe) -> Any:
+        return self._added(spec, module, probe, fast)
+
+    def _added(self, spec: LayerSpec, module: nn.Module, probe: Probe, forward: Fast) -> Any:
+        """What the layer adds to its input: an identity must not pass."""
+
+        def call(hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+            out = forward(module, hidden_states, **kwargs)
+            return out - hidden_states if isinstance(out, torch.Tensor) else ()
+
+        return attention_probes.run(spec.attention, module, probe, call)
+
+    def call_reference(
+        self, spec: LayerSpec, module: nn.Module, probe: Probe, dtype: torch.dtype
+    ) -> Any:
+        call: AttentionProbe = probe.args[0]
+        history: list[torch.Tensor] = []
+        return tuple(
+            self.reference(spec, module, x, cos, sin, seen, history, dtype=dtype) - x
+            for (x, (cos, sin)), seen in zip(call.steps(dtype), call.visible(), strict=True)
+        )
+
+    def reference(
+        self, spec: LayerSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
+    ) -> torch.Tensor:
+        x, *rest = args
+
+        def norm(part: Norm | None, value: torch.Tensor) -> torch.Tensor:
+            return value if part is None else part.wide(module, value)
+
+        branch = Attention().reference(
+            spec.attention, module, norm(spec.attention_norm, x), *rest, dtype=dtype
+        )
+        x = x + spec.residual_scale * norm(spec.attention_out_norm, branch)
+        inner = norm(spec.mlp_norm, x)
+        gate, up = spec.mlp.gate.wide(module, inner), spec.mlp.up.wide(module, inner)
+        branch = spec.mlp.down.wide(module, activation_value(spec.mlp.activation, gate) * up)
+        return x + spec.residual_scale * norm(spec.mlp_out_norm, branch)
+
+    def bind(self, spec: LayerSpec) -> Fast:
+        families = Families.load()
+        middle = Middle(spec.attention)
+
+        def fast(
+            self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            attention = self._modules[spec.attention_path]
+            if args or hidden_states.dim() != 3 or not middle.covers(attention, kwargs):
+                return NotImplemented
+            batch, tokens, width = hidden_states.shape
+
+            def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                q, k, v = (t.unflatten(0, (batch, tokens)) for t in (q, k, v))
+                return middle(self, attention, q, k, v, kwargs)[0].flatten(0, 1)
+
+            layer = BoundLayer.of(self, spec)
+            stream = Stream(hidden_states.reshape(-1, width))
+            if batch * tokens <= MAX_FUSED_ROWS:
+                stream = layer_fused(families, layer, stream, heads)
+            else:
+                stream = layer_wide(families, layer, stream, heads)
+            return settle(families, stream).view(hidden_states.shape)
+
+        return fast
+
+
+def _propose(
+    region: Region, survey: Survey, attention: Region, spec: AttentionSpec
+) -> Iterator[LayerSpec]:
+    module: Any = region.module
+    name = attention.path.rpartition(".")[2]
+    rest = {
+        n: c
+        for n, c in module.named_children()
+        if n != name and not isinstance(c, (nn.Dropout, nn.Identity))
     }
-    attention = _only(children, _has_attention_form, "attention")
-    mlp = _only(children, _has_mlp_form, "gated MLP")
-    norms = [n for n in children if n not in (attention, mlp)]
-    audit_scalars(layer, _LAYER_SCALARS, "decoder layer")
-    scale = float(getattr(layer, "residual_multiplier", 1.0))
-    mlp_spec = read_mlp(children[mlp])
-    for places in _norm_places(norms):
-        attention_norm, attention_out_norm, mlp_norm, mlp_out_norm = (
-            None if name is None else read_norm(layer, name) for name in places
-        )
-        if scale != 1.0 and (attention_out_norm or mlp_out_norm):
-            raise NotThisForm(
-                f"decoder layer: a residual multiplier ({scale}) beside a norm of the branch"
-            )
-        for attention_spec in propose_attention(children[attention], config):
-            yield LayerSpec(
-                attention_path=attention,
-                mlp_path=mlp,
-                attention=attention_spec,
-                mlp=mlp_spec,
-                attention_norm=attention_norm,
-                attention_out_norm=attention_out_norm,
-                mlp_norm=mlp_norm,
-                mlp_out_norm=mlp_out_norm,
-                residual_scale=scale,
-            )
-
-
-def read_mlp(mlp: nn.Module) -> MlpSpec:
-    """Read a gated MLP with separate or fused gate and up projections.
-
-    Raises:
-        NotThisForm: children, shapes, scalars or activation of another form.
-    """
-    children = dict(mlp.named_children())
-    linears = {name: child for name, child in children.items() if is_linear(child)}
-    gate, up, down, fused = (child_named(linears, names) for names in (GATE, UP, DOWN, FUSED))
-    if down is None or not (fused or (gate and up)):
-        raise NotThisForm(
-            f"mlp: no gate, up and down projections among linear children {sorted(linears)}"
-        )
-    if fused:
-        total = int(linears[fused].weight.shape[0])
-        gate_rows, up_rows = (
-            linear_rows(mlp, fused, 0, total // 2),
-            linear_rows(mlp, fused, total // 2, total),
-        )
-    else:
-        gate_rows, up_rows = linear_rows(mlp, str(gate)), linear_rows(mlp, str(up))
-    width = int(linears[down].weight.shape[1])
-    if gate_rows.stop - gate_rows.start != width or up_rows.stop - up_rows.start != width:
-        raise NotThisForm(f"mlp: gate and up rows do not fit a down projection of {width} inputs")
-    activation_name = next((n for n in ACTIVATION if hasattr(mlp, n)), None)
-    activation = read_activation(getattr(mlp, activation_name or "", None), "mlp")
-    used = {gate, up, down, fused, activation_name}
-    for name, child in children.items():
-        if name not in used and not isinstance(child, nn.Dropout):
-            raise NotThisForm(f"mlp: no structure reads child {name} ({type(child).__name__})")
-    audit_scalars(mlp, _MLP_SCALARS, "mlp")
-    return MlpSpec(gate_rows, up_rows, linear_rows(mlp, down), activation)
-
-
-def _has_attention_form(module: nn.Module) -> bool:
-    linears = {n: c for n, c in module.named_children() if is_linear(c)}
-    return hasattr(module, "head_dim") and any(n in OUTPUT for n in linears)
-
-
-def _has_mlp_form(module: nn.Module) -> bool:
-    linears = {n: c for n, c in module.named_children() if is_linear(c)}
-    gated = {n for n in linears if n in GATE + FUSED}
-    return bool(gated) and any(n in DOWN for n in linears)
-
-
-def _only(children: dict[str, nn.Module], has_form: object, what: str) -> str:
-    found = [name for name, child in children.items() if has_form(child)]  # type: ignore[operator]
+    mlps = {n: survey.find(region.child(n), "gated_mlp") for n in rest}
+    found = [n for n, f in mlps.items() if isinstance(f, Found)]
     if len(found) != 1:
-        kinds = {name: type(child).__name__ for name, child in children.items()}
-        raise NotThisForm(
-            f"decoder layer: one child of the form {what} is needed, got {found} of {kinds}"
-        )
-    return found[0]
+        kinds = {n: type(c).__name__ for n, c in rest.items()}
+        raise NotThisForm(f"one gated MLP is wanted beside the attention, found {found} of {kinds}")
+    mlp = _mlp(found[0], module, mlps[found[0]].spec)  # type: ignore[union-attr]
+    norms = [n for n in rest if n not in found]
+    scale = float(getattr(module, "residual_multiplier", 1.0))
+    for places in _norm_places(norms):
+        read = [None if place is None else find_norm(region, survey, place) for place in places]
+        if len({norm.zero_centered for norm in read if norm is not None}) > 1:
+            raise NotThisForm("plain and zero-centred norms in one layer")
+        if scale != 1.0 and (read[1] or read[3]):
+            continue  # no host is known that has both
+        yield LayerSpec(name, spec.within(name), mlp, *read, residual_scale=scale)
+
+
+def _mlp(name: str, layer: nn.Module, spec: GatedMlpSpec) -> MlpSpec:
+    parts = (spec.gate, spec.up or spec.gate, spec.down)
+    if any(part.transposed or part.activation != "identity" for part in parts):
+        raise NotThisForm(f"{name}: matrices must be stored [N, K] without activation of their own")
+
+    def rows(part: LinearSpec, start: int | None = None, stop: int | None = None) -> Rows:
+        return Rows(f"{name}.{part.path}", start, stop)
+
+    if spec.up is not None:
+        gate, up = rows(spec.gate), rows(spec.up)
+    else:
+        total = Rows(f"{name}.{spec.gate.path}").count(layer)
+        halves = rows(spec.gate, 0, total // 2), rows(spec.gate, total // 2, total)
+        gate, up = halves if spec.gate_first else halves[::-1]
+    return MlpSpec(gate, up, rows(spec.down), spec.activation)
 
 
 def _norm_places(
     norms: list[str],
 ) -> Iterator[tuple[str | None, str | None, str | None, str | None]]:
-    """Where the norms may stand: before attention, after it, before the MLP, after it; in order of definition."""
+    """Where norms may stand: before attention, after it, before the MLP, after it."""
     if len(norms) == 2:
         first, second = norms
         before = (first, None, second, None)
         after = (None, first, None, second)
-        # Two norms both called "post" come after their branches; either order is tried, the proof decides.
+        # Names only order the two ways; the proof decides.
         yield from (after, before) if "post" in first else (before, after)
     elif len(norms) == 4:
         first, second, third, fourth = norms
         yield (first, second, third, fourth)
         yield (first, third, second, fourth)
     else:
-        raise NotThisForm(
-            f"decoder layer: two or four norms beside attention and MLP are needed, got {norms}"
-        )
-
-
-def prefixed(spec: LayerSpec) -> LayerSpec:
-    """The spec with the paths of its attention and MLP made relative to the layer."""
-
-    def under(prefix: str, part: Rows | Norm | None) -> Rows | Norm | None:
-        return None if part is None else replace(part, path=f"{prefix}.{part.path}")
-
-    attention = {
-        n: under(spec.attention_path, getattr(spec.attention, n)) for n in ("q", "k", "v", "o")
-    }
-    norms = {
-        n: under(spec.attention_path, getattr(spec.attention, n)) for n in ("q_norm", "k_norm")
-    }
-    mlp = {n: under(spec.mlp_path, getattr(spec.mlp, n)) for n in ("gate", "up", "down")}
-    return replace(
-        spec,
-        attention=replace(spec.attention, **attention, **norms),  # type: ignore[arg-type]
-        mlp=replace(spec.mlp, **mlp),  # type: ignore[arg-type]
-    )
+        raise NotThisForm(f"two or four norms beside attention and MLP are wanted, found {norms}")

@@ -1,47 +1,46 @@
-"""The two ends of a decoder: token embedding in front, final norm and vocabulary projection behind."""
+"""The two ends of a decoder: token embedding in front, final norm and vocabulary behind.
+
+No single module of a host holds the final norm together with the vocabulary projection, so these
+are read for the loops, which run them as one kernel, and bound apart in an attached model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
 import torch
 from torch import nn
 
-from .spec import (
-    Norm,
-    NotThisForm,
-    Rows,
-    audit_scalars,
-    child_named,
-    is_linear,
-    linear_rows,
-    read_norm,
-)
+from .base import Spec
+from .spec import Norm, NotThisForm, Rows, child_named, is_linear
 
 HEAD = ("lm_head", "embed_out", "output", "head")
-FINAL_NORM = ("norm", "final_layernorm", "ln_f", "final_layer_norm")
-
-_EMBEDDING_SCALARS = (
-    "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse".split()
-)
 
 
 @dataclass(frozen=True)
-class EmbeddingSpec:
-    """``table[ids] * scale``; ``rounded`` says that the host rounds the scale to the table's dtype first."""
+class EmbeddingSpec(Spec):
+    """``table[ids] * scale``; ``rounded`` says that the host rounds it to the table's dtype."""
 
     path: str
     scale: float = 1.0
     rounded: bool = False
 
     def scale_for(self, dtype: torch.dtype) -> float:
+        """The factor in a model of ``dtype``."""
         return float(torch.tensor(self.scale).to(dtype)) if self.rounded else self.scale
+
+    def tables(self, base: nn.Module) -> torch.Tensor:
+        """``[V, D]``."""
+        weight: Any = base.get_submodule(self.path)._parameters["weight"]
+        return weight
 
 
 @dataclass(frozen=True)
-class HeadSpec:
-    """``cap(scale * (norm(x) @ weight.T + bias))``, logits in fp32."""
+class HeadSpec(Spec):
+    """``cap(scale * (norm(x) @ weight.T + bias))``, logits in fp32; paths from the model."""
 
     norm: Norm
     projection: Rows
@@ -52,35 +51,38 @@ class HeadSpec:
 def read_embedding(base: nn.Module, path: str) -> EmbeddingSpec:
     """Read the token embedding at ``path`` of ``base`` and the factor that the host puts on it.
 
+    The factor is a buffer of the embedding, or else a number of it or of ``base``, whose name
+    speaks of embedding and of scale.
+
     Raises:
-        NotThisForm: options that change values (``max_norm``), or two factors.
+        NotThisForm: an option that changes values (``max_norm``).
     """
     table = base.get_submodule(path)
     if not isinstance(table, nn.Embedding) or table.max_norm is not None:
-        raise NotThisForm(f"{path}: a plain nn.Embedding is needed, got {type(table).__name__}")
-    found: list[EmbeddingSpec] = []
-    for name, value in [*table.named_buffers(recurse=False), *_scalars(table), *_scalars(base)]:
-        if "embed" in name and ("scale" in name or "multiplier" in name):
-            rounded = isinstance(value, torch.Tensor)
-            found.append(EmbeddingSpec(path, float(value), rounded))
-    factors = {spec.scale for spec in found}
-    if len(factors) > 1:
-        raise NotThisForm(f"{path}: two factors on the embedding, {sorted(factors)}")
-    scalar_names = [name for name, _ in _scalars(table) if "scale" in name]
-    audit_scalars(table, [*_EMBEDDING_SCALARS, *scalar_names], path)
-    return next((s for s in found if s.rounded), found[0] if found else EmbeddingSpec(path))
+        raise NotThisForm(f"{path}: an nn.Embedding without max_norm is wanted")
+    buffers = [float(b) for name, b in table.named_buffers() if _is_factor(name)]
+    if buffers:
+        return EmbeddingSpec(path, prod(buffers), rounded=True)
+    numbers = [*vars(table).items(), *vars(base).items()]
+    factors = [v for name, v in numbers if _is_factor(name) and isinstance(v, (int, float))]
+    return EmbeddingSpec(path, float(prod(factors)))
 
 
-def propose_head(
-    model: nn.Module, base_path: str, norm_path: str, config: object
-) -> Iterator[HeadSpec]:
-    """Yield what may follow the last layer, likeliest first; the proof takes the first that holds."""
+def _is_factor(name: str) -> bool:
+    return "embed" in name and ("scale" in name or "multiplier" in name)
+
+
+def propose_head(model: nn.Module, norm: Norm, config: object) -> Iterator[HeadSpec]:
+    """Yield what may follow the last layer, likeliest first; the proof takes the first that holds.
+
+    Raises:
+        NotThisForm: there is no vocabulary projection.
+    """
     linears = {n: c for n, c in model.named_children() if is_linear(c)}
     name = child_named(linears, HEAD)
     if name is None:
         raise NotThisForm(f"no vocabulary projection among linear children {sorted(linears)}")
-    norm = read_norm(model.get_submodule(base_path), norm_path)
-    spec = HeadSpec(replace(norm, path=f"{base_path}.{norm.path}"), linear_rows(model, name))
+    spec = HeadSpec(norm, Rows(name))
     cap = getattr(config, "final_logit_softcapping", None)
     caps = (None,) if cap is None else (float(cap), None)
     for scale in _logit_scales(config):
@@ -88,16 +90,10 @@ def propose_head(
             yield replace(spec, scale=scale, soft_cap=soft_cap)
 
 
-def _logit_scales(config: object) -> list[float]:
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:
-        return [1.0 / float(divisor), float(divisor)]
-    if (factor := getattr(config, "logit_scale", None)) is not None:
-        return [float(factor), 1.0 / float(factor)]
-    return [1.0]
-
-
-def _scalars(module: nn.Module) -> list[tuple[str, float]]:
-    own = vars(module).items()
-    return [
-        (k, float(v)) for k, v in own if isinstance(v, (int, float)) and not isinstance(v, bool)
-    ]
+def _logit_scales(config: object) -> tuple[float, ...]:
+    """A host may multiply or divide by a number of either name; both are proposed."""
+    for name in ("logits_scaling", "logit_scale"):
+        value = getattr(config, name, None)
+        if isinstance(value, (int, float)) and value != 0:
+            return (1.0 / value, float(value))
+    return (1.0,)

@@ -1,7 +1,8 @@
-"""A decoder layer in kernel calls, from a spec and tensors; shared by the decode step, prefill and attached layers.
+"""A decoder layer in kernel calls; shared by the decode step, prefill and attached layers.
 
-Up to eight rows a layer is five fused kernels. Above, it is norm kernels around torch's own matmuls. What differs
-between the users is the middle, from projected q, k, v to attended heads, which the caller passes in.
+Up to eight rows a layer is five fused kernels. Above, it is norm kernels around torch's own
+products. What differs between the users is the middle, from projected q, k, v to attended heads,
+which the caller passes in.
 """
 
 from __future__ import annotations
@@ -9,44 +10,72 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear as matmul
 
-from .attention import AttentionSpec
-from .decoder_layer import LayerSpec
+from .. import kernels
 from .spec import Norm, Rows
 
+if TYPE_CHECKING:
+    from .decoder_layer import LayerSpec
+
 Tensor = torch.Tensor
-FUSED_ROWS = (
-    8  # more rows than this and a matmul of torch beats streaming the weights once a row group
-)
 QkvToHeads = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Families(Protocol):
-    """The kernel families a layer is made of."""
+@dataclass(frozen=True)
+class Families:
+    """The kernel families that a decoder layer is made of."""
 
     norm: ModuleType
     activation: ModuleType
     linear: ModuleType
     attention: ModuleType
-    sampling: ModuleType
+
+    @classmethod
+    def load(cls) -> Families:
+        """Load them; raises ``KernelUnavailable`` when one of them cannot be."""
+        return cls(*(kernels.family(n) for n in ("norm", "activation", "linear", "attention")))
 
 
 @dataclass(frozen=True)
 class BoundNorm:
+    """A norm's weight with its scalars."""
+
     weight: Tensor
     eps: float
     zero_centered: bool
 
+    @classmethod
+    def of(cls, region: nn.Module, norm: Norm | None) -> BoundNorm | None:
+        """The tensors of ``norm`` in ``region``; None for the identity."""
+        if norm is None:
+            return None
+        return cls(norm.weight(region), norm.eps, norm.zero_centered)
+
 
 @dataclass(frozen=True)
 class BoundLinear:
+    """Weight and bias of a linear layer, or of some of its rows."""
+
     weight: Tensor
     bias: Tensor | None
+
+    @classmethod
+    def of(cls, region: nn.Module, rows: Rows) -> BoundLinear:
+        """The tensors of ``rows`` in ``region``."""
+        return cls(*rows.tensors(region))
+
+    @classmethod
+    def whole(cls, region: nn.Module, *parts: Rows) -> BoundLinear | None:
+        """The layer that ``parts`` are consecutive rows of; None when they are several layers."""
+        for before, after in zip(parts, parts[1:], strict=False):
+            if before.path != after.path or before.stop is None or before.stop != after.start:
+                return None
+        return cls.of(region, Rows(parts[0].path))
 
 
 @dataclass(frozen=True)
@@ -65,13 +94,51 @@ class BoundLayer:
     attention_out_norm: BoundNorm | None
     mlp_norm: BoundNorm | None
     mlp_out_norm: BoundNorm | None
-    q_norm: BoundNorm | None
-    k_norm: BoundNorm | None
+    qk_norms: dict[str, Any]
+
+    @classmethod
+    def of(cls, region: nn.Module, spec: LayerSpec) -> BoundLayer:
+        """The tensors of ``spec`` in the layer ``region``."""
+        a, m, linear = spec.attention, spec.mlp, BoundLinear.of
+        return cls(
+            spec=spec,
+            qkv=(linear(region, a.q), linear(region, a.k), linear(region, a.v)),
+            qkv_whole=BoundLinear.whole(region, a.q, a.k, a.v),
+            o=linear(region, a.o),
+            gate=linear(region, m.gate),
+            up=linear(region, m.up),
+            gate_up_whole=BoundLinear.whole(region, m.gate, m.up),
+            down=linear(region, m.down),
+            attention_norm=BoundNorm.of(region, spec.attention_norm),
+            attention_out_norm=BoundNorm.of(region, spec.attention_out_norm),
+            mlp_norm=BoundNorm.of(region, spec.mlp_norm),
+            mlp_out_norm=BoundNorm.of(region, spec.mlp_out_norm),
+            qk_norms=a.norms(region),
+        )
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.qkv[1].weight.shape[0] // self.spec.attention.head_dim
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.qkv[0].weight.shape[0] // self.spec.attention.head_dim
+
+    def tensors(self) -> list[Tensor]:
+        """All that the layer reads."""
+        linears = [*self.qkv, self.o, self.gate, self.up, self.down]
+        norms = [self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm]
+        found = [n.weight for n in norms if n is not None]
+        for linear in linears:
+            found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+        return found
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The residual stream: ``x [M, D]`` plus ``norm(branch)``, an addition that the next kernel still has to make."""
+    """The residual stream: ``x [M, D]``, and a branch whose normed sum with it is still due."""
 
     x: Tensor
     branch: Tensor | None = None
@@ -80,7 +147,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Static outputs of a step's kernels, for M rows; ``None`` in their place means allocate."""
+    """Static outputs of a layer's kernels for M rows."""
 
     streams: tuple[Tensor, Tensor]
     qkv: Tensor
@@ -88,59 +155,8 @@ class Buffers:
     hidden: Tensor
 
     def other(self, stream: Tensor) -> Tensor:
+        """The stream buffer that is free while ``stream`` is read."""
         return self.streams[1] if stream is self.streams[0] else self.streams[0]
-
-
-def bind_linear(region: nn.Module, rows: Rows) -> BoundLinear:
-    return BoundLinear(*rows.tensors(region))
-
-
-def bind_norm(region: nn.Module, norm: Norm | None) -> BoundNorm | None:
-    if norm is None:
-        return None
-    return BoundNorm(region.get_submodule(norm.path).weight, norm.eps, norm.zero_centered)
-
-
-def _whole(region: nn.Module, *parts: Rows) -> BoundLinear | None:
-    if len({p.path for p in parts}) > 1:
-        return None
-    layer = region.get_submodule(parts[0].path)
-    return BoundLinear(layer.weight, layer.bias)
-
-
-def bind(region: nn.Module, spec: LayerSpec) -> BoundLayer:
-    """The tensors of the layer ``region`` that ``spec`` names."""
-    attention, mlp = region.get_submodule(spec.attention_path), region.get_submodule(spec.mlp_path)
-    a, m = spec.attention, spec.mlp
-    return BoundLayer(
-        spec=spec,
-        qkv=(bind_linear(attention, a.q), bind_linear(attention, a.k), bind_linear(attention, a.v)),
-        qkv_whole=_whole(attention, a.q, a.k, a.v),
-        o=bind_linear(attention, a.o),
-        gate=bind_linear(mlp, m.gate),
-        up=bind_linear(mlp, m.up),
-        gate_up_whole=_whole(mlp, m.gate, m.up),
-        down=bind_linear(mlp, m.down),
-        attention_norm=bind_norm(region, spec.attention_norm),
-        attention_out_norm=bind_norm(region, spec.attention_out_norm),
-        mlp_norm=bind_norm(region, spec.mlp_norm),
-        mlp_out_norm=bind_norm(region, spec.mlp_out_norm),
-        q_norm=bind_norm(attention, a.q_norm),
-        k_norm=bind_norm(attention, a.k_norm),
-    )
-
-
-def norm_arguments(layer: BoundLayer) -> dict[str, Any]:
-    """The q/k norm arguments that every op of the attention family takes."""
-    if layer.q_norm is None or layer.k_norm is None:
-        return {}
-    return {
-        "q_norm_weight": layer.q_norm.weight,
-        "k_norm_weight": layer.k_norm.weight,
-        "norm_eps": layer.q_norm.eps,
-        "norm_zero_centered": layer.q_norm.zero_centered,
-        "norm_scope": layer.spec.attention.norm_scope,
-    }
 
 
 def prologue(stream: Stream, norm: BoundNorm | None, residual_out: Tensor | None) -> dict[str, Any]:
@@ -155,7 +171,9 @@ def prologue(stream: Stream, norm: BoundNorm | None, residual_out: Tensor | None
             residual_out=residual_out,
         )
     if norm is not None:
-        arguments.update(norm_weight=norm.weight, norm_eps=norm.eps, norm_zero_centered=norm.zero_centered)
+        arguments.update(
+            norm_weight=norm.weight, norm_eps=norm.eps, norm_zero_centered=norm.zero_centered
+        )
     return arguments
 
 
@@ -165,8 +183,8 @@ def layer_fused(
     stream: Stream,
     heads: QkvToHeads,
     *,
-    buffers: Buffers | None,
-    weights_static: bool,
+    buffers: Buffers | None = None,
+    weights_static: bool = False,
 ) -> Stream:
     """One layer for at most eight rows in five kernels; the stream after it.
 
@@ -174,30 +192,23 @@ def layer_fused(
         stream: ``x [M, D]`` and perhaps a branch that is still to be added.
         heads: ``(q [M, H*D], k [M, G*D], v [M, G*D]) -> [M, H*D]``.
         buffers: where results go; None allocates.
-        weights_static: nothing on this stream writes weights, so kernels may load them before they wait.
+        weights_static: nothing on this stream writes weights, so kernels may load them early.
     """
     linear = families.linear
-    scale = layer.spec.residual_scale
-    x = stream.x
-    moved = None if buffers is None or stream.branch is None else buffers.other(x)
-    if stream.branch is not None and moved is None:
-        moved = torch.empty_like(x)
+    moved = _moved(stream, buffers)
     q, k, v = linear.linear_split(
-        x,
+        stream.x,
         [part.weight for part in layer.qkv],
         [part.bias for part in layer.qkv],
         **prologue(stream, layer.attention_norm, moved),
         weights_static=weights_static,
         out=None if buffers is None else buffers.qkv,
     )
-    x = x if moved is None else moved
-    attended = heads(q, k, v)
-    stream = _close(
-        linear, layer.o, attended, x, layer.attention_out_norm, scale, buffers, 0, weights_static
-    )
-    moved = None
-    if stream.branch is not None:
-        moved = torch.empty_like(x) if buffers is None else buffers.other(stream.x)
+    x = stream.x if moved is None else moved
+    out_norm = layer.attention_out_norm
+    close = _Close(linear, layer.spec.residual_scale, buffers, weights_static)
+    stream = close(layer.o, heads(q, k, v), x, out_norm, 0)
+    moved = _moved(stream, buffers)
     hidden = linear.gated_linear(
         stream.x,
         layer.gate.weight,
@@ -210,55 +221,50 @@ def layer_fused(
         out=None if buffers is None else buffers.hidden,
     )
     x = stream.x if moved is None else moved
-    return _close(
-        linear, layer.down, hidden, x, layer.mlp_out_norm, scale, buffers, 1, weights_static
-    )
+    return close(layer.down, hidden, x, layer.mlp_out_norm, 1)
 
 
-def _close(
-    linear: ModuleType,
-    weights: BoundLinear,
-    inner: Tensor,
-    x: Tensor,
-    out_norm: BoundNorm | None,
-    scale: float,
-    buffers: Buffers | None,
-    place: int,
-    weights_static: bool,
+def _moved(stream: Stream, buffers: Buffers | None) -> Tensor | None:
+    """Where the stream goes when a pending branch is added to it; None when there is none."""
+    if stream.branch is None:
+        return None
+    return torch.empty_like(stream.x) if buffers is None else buffers.other(stream.x)
+
+
+@dataclass(frozen=True)
+class _Close:
+    """The last product of a branch: added at once, or left beside when it is normed first."""
+
+    linear: ModuleType
+    scale: float
+    buffers: Buffers | None
+    weights_static: bool
+
+    def __call__(
+        self, weights: BoundLinear, inner: Tensor, x: Tensor, norm: BoundNorm | None, place: int
+    ) -> Stream:
+        arguments: dict[str, Any] = {"weights_static": self.weights_static}
+        if norm is None:
+            arguments |= {"residual": x, "scale": self.scale}
+        if self.buffers is not None:
+            other = self.buffers.other(x)
+            arguments["out"] = other if norm is None else self.buffers.branches[place]
+        y = self.linear.linear(inner, weights.weight, weights.bias, **arguments)
+        return Stream(y) if norm is None else Stream(x, y, norm)
+
+
+def layer_wide(
+    families: Families, layer: BoundLayer, stream: Stream, heads: QkvToHeads
 ) -> Stream:
-    """The last matmul of a branch: added to the stream at once, or left beside it when the branch is normed first."""
-    if out_norm is None:
-        out = None if buffers is None else buffers.other(x)
-        y = linear.linear(
-            inner,
-            weights.weight,
-            weights.bias,
-            residual=x,
-            scale=scale,
-            weights_static=weights_static,
-            out=out,
-        )
-        return Stream(y)
-    out = None if buffers is None else buffers.branches[place]
-    branch = linear.linear(
-        inner, weights.weight, weights.bias, weights_static=weights_static, out=out
-    )
-    return Stream(x, branch, out_norm)
-
-
-def layer_wide(families: Families, layer: BoundLayer, stream: Stream, heads: QkvToHeads) -> Stream:
-    """One layer for many rows: norm kernels around torch's own matmuls; same arguments as ``layer_fused``."""
+    """One layer for many rows through torch's products; arguments as in ``layer_fused``."""
     x, normed = _settle(families, stream, layer.attention_norm)
-    attention = layer.spec.attention
     if layer.qkv_whole is not None:
         packed = matmul(normed, layer.qkv_whole.weight, layer.qkv_whole.bias)
-        width = attention.kv_heads * attention.head_dim
-        q, k, v = packed.split([attention.heads * attention.head_dim, width, width], dim=-1)
+        q, k, v = packed.split([part.weight.shape[0] for part in layer.qkv], dim=-1)
     else:
         q, k, v = (matmul(normed, part.weight, part.bias) for part in layer.qkv)
-    stream = _close_wide(
-        layer.o, heads(q, k, v), x, layer.attention_out_norm, layer.spec.residual_scale
-    )
+    scale = layer.spec.residual_scale
+    stream = _close_wide(layer.o, heads(q, k, v), x, layer.attention_out_norm, scale)
     x, normed = _settle(families, stream, layer.mlp_norm)
     activation = layer.spec.mlp.activation
     if layer.gate_up_whole is not None:
@@ -268,11 +274,21 @@ def layer_wide(families: Families, layer: BoundLayer, stream: Stream, heads: Qkv
         gate = matmul(normed, layer.gate.weight, layer.gate.bias)
         up = matmul(normed, layer.up.weight, layer.up.bias)
         hidden = families.activation.gated(gate, up, activation=activation)
-    return _close_wide(layer.down, hidden, x, layer.mlp_out_norm, layer.spec.residual_scale)
+    return _close_wide(layer.down, hidden, x, layer.mlp_out_norm, scale)
+
+
+def _close_wide(
+    weights: BoundLinear, inner: Tensor, x: Tensor, out_norm: BoundNorm | None, scale: float
+) -> Stream:
+    if out_norm is not None:
+        return Stream(x, matmul(inner, weights.weight, weights.bias), out_norm)
+    if weights.bias is None:
+        return Stream(torch.addmm(x, inner, weights.weight.t(), alpha=scale))
+    return Stream(torch.add(x, matmul(inner, weights.weight, weights.bias), alpha=scale))
 
 
 def _settle(families: Families, stream: Stream, norm: BoundNorm | None) -> tuple[Tensor, Tensor]:
-    """Add the pending branch and norm the sum: the stream, and what the next matmul reads."""
+    """Add the pending branch and norm the sum: the stream, and what the next product reads."""
     x = stream.x
     if stream.branch is not None and stream.branch_norm is not None:
         branch = apply_norm(families, stream.branch, stream.branch_norm)
@@ -286,27 +302,13 @@ def _settle(families: Families, stream: Stream, norm: BoundNorm | None) -> tuple
 
 
 def apply_norm(families: Families, x: Tensor, norm: BoundNorm) -> Tensor:
+    """``norm`` of every row of ``x``."""
     y: Tensor = families.norm.rms_norm(
         x, norm.weight, eps=norm.eps, zero_centered=norm.zero_centered
     )
     return y
 
 
-def _close_wide(
-    weights: BoundLinear, inner: Tensor, x: Tensor, out_norm: BoundNorm | None, scale: float
-) -> Stream:
-    if out_norm is not None:
-        return Stream(x, matmul(inner, weights.weight, weights.bias), out_norm)
-    if weights.bias is None:
-        return Stream(torch.addmm(x, inner, weights.weight.t(), alpha=scale))
-    return Stream(torch.add(x, matmul(inner, weights.weight, weights.bias), alpha=scale))
-
-
 def settle(families: Families, stream: Stream) -> Tensor:
     """The stream with its pending branch added."""
     return _settle(families, stream, None)[0]
-
-
-def attention_shape(spec: AttentionSpec) -> tuple[int, int, int]:
-    """Query heads H, key/value heads G, head size D."""
-    return spec.heads, spec.kv_heads, spec.head_dim

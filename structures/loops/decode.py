@@ -2,94 +2,88 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from ..capture import Graph, backend_for
+from ..attach import attach
+from ..catalogue.head import propose_head, read_embedding
 from ..catalogue.layer_math import Families
-from .cache import StaticState
-from .decoder import DecoderSpec
-from .prefill import Prefill
-from .report import Reports
+from ..catalogue.spec import NotThisForm
+from ..plan import Plan, host_of
+from .decoder import DecoderSpec, final_norm, layer_specs, read_form
 from .request import Request, read_request
-from .step import BoundDecoder, Step, bind_decoder
+from .session import Session, Sessions
+from .wiring import prove_wiring
 
-SLOT_GROUP = 256  # caches are whole groups of the attention kernel's splits
-EOS_SLOTS = 8
-MAX_BATCH = 8
+MAX_BATCH = 8  # rows of one fused kernel
 
 
 class Streamer(Protocol):
     """What transformers calls a streamer."""
 
-    def put(self, value: torch.Tensor) -> None: ...
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt ``[B, P]``, then the tokens ``[B]`` of each step."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """No more tokens."""
 
 
-class Session:
-    """One request's state with the graphs recorded on it."""
+def read_decoder(model: nn.Module, plan: Plan) -> DecoderSpec:
+    """The proven description of ``model`` as a decoder.
 
-    def __init__(self, families: Families, decoder: BoundDecoder, *, batch: int, positions: int) -> None:
-        table = decoder.table
-        self.decoder, self.batch = decoder, batch
-        self.state = StaticState(
-            decoder.spec,
-            batch=batch,
-            positions=positions,
-            eos_slots=EOS_SLOTS,
-            device=table.device,
-            dtype=table.dtype,
-        )
-        self.backend = backend_for(table.device)
-        self.pool = self.backend.new_pool()
-        self.step = Step(families, decoder, self.state)
-        self.prefill = Prefill(families, self.step, self.backend, self.pool)
-        self.reports = Reports(self.state.report, batch)
-        self._graphs: dict[str, Graph] = {}
+    Raises:
+        NotThisForm: it is none that a loop can run, with the regions and reasons that decided.
+    """
+    form = read_form(model)
+    layers, norm = layer_specs(plan, form), final_norm(plan, form)
+    embedding = read_embedding(model.get_submodule(form.base), form.embedding)
+    heads = propose_head(model, norm, getattr(model, "config", None))
+    candidates = (DecoderSpec(form, embedding, layers, head) for head in heads)
+    return prove_wiring(model, form, candidates)
 
-    def graph(self, name: str) -> Graph:
-        """The recording of ``step.greedy`` or ``step.forward``; made before a request begins."""
-        if name not in self._graphs:
-            self.state.begin(max_new=1, eos=())
-            self._graphs[name] = self.backend.record(getattr(self.step, name), warmups=1, pool=self.pool)
-        return self._graphs[name]
 
-    def fill(self, request: Request) -> None:
-        """Prompts into the cache, logits of each row's last token into the step's logits."""
-        self.state.begin(max_new=request.max_new, eos=request.eos)
-        lengths = [0] * self.batch
-        for row, ids in enumerate(request.rows()):
-            self.prefill.run(row, ids)
-            lengths[row] = ids.shape[0] - 1  # choosing the first token advances by one
-        self.state.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
-        self.state.finished[request.batch :] = True
+def decode_loop(
+    model: Any, *, max_len: int, batch_size: int = 1, plan: Plan | None = None
+) -> DecodeLoop:
+    """A loop that generates from ``model`` with one captured graph a token.
 
-    @property
-    def memory_bytes(self) -> int:
-        return self.state.memory_bytes + self.step.memory_bytes
+    Args:
+        model: a decoder in eval mode on one device, or a handle with ``.model``; attached first
+            when it is not yet.
+        max_len: most positions of a row, prompt and new tokens together.
+        batch_size: most rows of a request, 1 to 8.
+        plan: the plan in force, when the caller has it.
+
+    Raises:
+        ValueError: a size out of range, or a model that the loop cannot run; the text lists the
+            regions that are not bound and why.
+    """
+    if max_len < 2:
+        raise ValueError(f"decode_loop: max_len must be at least 2, got {max_len}")
+    if not 1 <= batch_size <= MAX_BATCH:
+        raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
+    host = host_of(model)
+    plan = plan or attach(model)
+    try:
+        spec = read_decoder(host, plan)
+    except NotThisForm as reason:
+        name = type(host).__name__
+        raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None
+    return DecodeLoop(host, spec, max_len=max_len, batch_size=batch_size)
 
 
 class DecodeLoop:
-    """Generates from one model; made by ``decode_loop``.
-
-    Calls from several threads wait for each other. A call from inside another one's streamer gets a state of its own,
-    so that neither disturbs the other.
-    """
+    """Generates from one model; made by ``decode_loop``."""
 
     def __init__(
-        self, model: nn.Module, spec: DecoderSpec, families: Families, *, max_len: int, batch_size: int
+        self, model: nn.Module, spec: DecoderSpec, *, max_len: int, batch_size: int
     ) -> None:
-        self._model, self._spec, self._families = model, spec, families
         self.max_len, self.batch_size = max_len, batch_size
-        self._lock = threading.RLock()
-        self._busy = False
-        self._session: Session | None = None
+        self._model, self._spec = model, spec
+        self._sessions = Sessions(model, spec, Families.load())
 
     @torch.no_grad()
     def generate(
@@ -106,33 +100,46 @@ class DecodeLoop:
         """Continue every prompt greedily.
 
         Args:
-            input_ids: int64 ``[B, P]``, B at most ``batch_size``; shorter prompts are padded on the left.
+            input_ids: int64 ``[B, P]``, B at most ``batch_size``; padded on the left.
             attention_mask: ``[B, P]``, 0 at padding; None means no padding.
             max_new_tokens: None fills the cache.
-            eos_token_id: a row stops behind one of these; None takes the model's, ``()`` never stops.
-            pad_token_id: what follows in a row that stopped; None takes the model's, else the first of eos.
-            streamer: gets the prompt and then every token, as from transformers' ``generate``.
+            eos_token_id: a row stops behind one of these; None takes the model's, ``()`` none.
+            pad_token_id: fills rows that stopped; None takes the model's, else the first eos.
+            streamer: gets the prompt, then the tokens of every step, as in transformers.
 
         Returns:
             int64 ``[B, P + new]`` on the device of ``input_ids``.
 
         Raises:
-            ValueError: a prompt that is empty, too long, not padded on the left, or more rows than ``batch_size``.
+            ValueError: a prompt that is empty, too long, not padded on the left or of ids outside
+                the vocabulary; more rows than ``batch_size``; new tokens beyond ``max_len``.
             TypeError: an option that greedy decoding does not have, by name.
         """
+        for name, value in unsupported.items():
+            raise TypeError(
+                f"decode_loop.generate: {name} is not an option, got {value!r}; the loop decodes "
+                "greedily, other ways run through model.generate"
+            )
+        defaults = getattr(self._model, "generation_config", None)
+        if eos_token_id is None:
+            eos_token_id = getattr(defaults, "eos_token_id", None)
+        if pad_token_id is None:
+            pad_token_id = getattr(defaults, "pad_token_id", None)
         request = read_request(
-            self,
             input_ids,
             attention_mask,
+            batch_size=self.batch_size,
+            max_len=self.max_len,
             max_new=max_new_tokens,
             eos=eos_token_id,
             pad=pad_token_id,
-            defaults=getattr(self._model, "generation_config", None),
-            unsupported=unsupported,
+            vocabulary=self._spec.embedding.tables(
+                self._model.get_submodule(self._spec.form.base)
+            ).shape[0],
         )
         if streamer is not None:
-            streamer.put(request.input_ids.cpu())
-        with self._use() as session:
+            streamer.put(input_ids.cpu())
+        with self._sessions.use(self.batch_size, self.max_len) as session:
             new = run_greedy(session, request, streamer)
         if streamer is not None:
             streamer.end()
@@ -140,48 +147,17 @@ class DecodeLoop:
 
     def reset(self) -> None:
         """Give caches and graphs back; the next call makes them again."""
-        with self._lock:
-            self._session = None
+        self._sessions.clear()
 
     @property
     def memory_bytes(self) -> int:
         """Device memory of caches and buffers held now."""
-        return 0 if self._session is None else self._session.memory_bytes
-
-    @contextmanager
-    def _use(self) -> Iterator[Session]:
-        with self._lock:
-            if self._busy:
-                yield self._new_session()
-                return
-            self._busy = True
-            try:
-                yield self._current_session()
-            finally:
-                self._busy = False
-
-    def _current_session(self) -> Session:
-        session = self._session
-        if session is None or session.decoder.addresses() != self._bind().addresses():
-            self._session = session = self._new_session()
-        return session
-
-    def _bind(self) -> BoundDecoder:
-        return bind_decoder(self._model, self._spec, self.positions)
-
-    def _new_session(self) -> Session:
-        return Session(self._families, self._bind(), batch=self.batch_size, positions=self.positions)
-
-    @property
-    def positions(self) -> int:
-        """Slots of the cache: ``max_len`` in whole groups."""
-        return -(-self.max_len // SLOT_GROUP) * SLOT_GROUP
+        return self._sessions.memory_bytes
 
 
 def run_greedy(session: Session, request: Request, streamer: Streamer | None) -> torch.Tensor:
     """All new tokens, int64 ``[B, new]``; the host stays at most one step behind the device."""
-    graph = session.graph("greedy")
-    reports = session.reports
+    graph, reports = session.graph("greedy"), session.reports
     session.fill(request)
     session.step.choose()
     replay, post, take = graph.replay, reports.post, reports.take

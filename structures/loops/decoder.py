@@ -1,26 +1,30 @@
-"""What a whole decoder computes, read from a host model: embedding, layers, rotary tables, head."""
+"""What a whole decoder computes: embedding, proven layers, rotary tables, head."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from ..catalogue.decoder_layer import LayerSpec, propose_layer
-from ..catalogue.head import FINAL_NORM, EmbeddingSpec, HeadSpec, propose_head, read_embedding
-from ..catalogue.spec import NotThisForm, audit_scalars, child_named
+from ..catalogue.decoder_layer import LayerSpec
+from ..catalogue.head import EmbeddingSpec, HeadSpec
+from ..catalogue.rms_norm import RmsNormSpec
+from ..catalogue.spec import Norm, NotThisForm, child_named
+from ..decision import Bound
+from ..plan import Plan
 
-_BASE_SCALARS = (
-    "name_or_path padding_idx vocab_size gradient_checkpointing embedding_multiplier has_sliding_layers".split()
-)
-_MODEL_SCALARS = "loss_type name_or_path vocab_size embedding_multiplier".split()
+FINAL_NORM = ("norm", "final_layernorm", "ln_f", "final_layer_norm")
 
 
 @dataclass(frozen=True)
 class DecoderForm:
-    """Where the parts of a decoder are, as paths from the model, before anything is known of its layers."""
+    """Where the parts of a decoder are: ``base`` from the model, the others from ``base``.
+
+    ``layer_types`` holds the argument that the rotary wants for each layer, None where it takes
+    none.
+    """
 
     base: str
     embedding: str
@@ -30,12 +34,13 @@ class DecoderForm:
     layer_types: tuple[str | None, ...]
 
     def layer_path(self, index: int) -> str:
+        """Path of a layer from the model."""
         return f"{self.base}.{self.layers}.{index}"
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder that the loop can run: ``layers[i]`` describes the region at ``form.layer_path(i)``."""
+    """A decoder that the loop can run; ``layers[i]`` describes ``form.layer_path(i)``."""
 
     form: DecoderForm
     embedding: EmbeddingSpec
@@ -47,74 +52,119 @@ def read_form(model: nn.Module) -> DecoderForm:
     """Find the parts of a decoder by their form.
 
     Raises:
-        NotThisForm: a part is missing, there are two of one, or something that no loop reads is present.
+        NotThisForm: a part is missing, is there twice, or is one that no loop reads.
     """
     bases = {
-        n: c
-        for n, c in model.named_children()
-        if any(isinstance(m, nn.ModuleList) for m in c.children())
+        name: child
+        for name, child in model.named_children()
+        if any(isinstance(inner, nn.ModuleList) for inner in child.children())
     }
     if len(bases) != 1:
-        raise NotThisForm(f"a decoder has one child that holds its layers, got {sorted(bases)}")
-    base_path, base = next(iter(bases.items()))
+        raise NotThisForm(f"one child with a list of layers is wanted, found {sorted(bases)}")
+    path, base = next(iter(bases.items()))
     children = dict(base.named_children())
     layers = _one(children, nn.ModuleList, "list of layers")
     embedding = _one(children, nn.Embedding, "token embedding")
     norm = child_named(children, FINAL_NORM)
     if norm is None:
         raise NotThisForm(f"no final norm among {sorted(children)}")
-    rest = {n: c for n, c in children.items() if n not in (layers, embedding, norm)}
-    rest = {n: c for n, c in rest.items() if not isinstance(c, nn.Dropout)}
-    rotary = [n for n, c in rest.items() if _is_rotary(c)]
+    rest = {
+        name: child
+        for name, child in children.items()
+        if name not in (layers, embedding, norm) and not isinstance(child, nn.Dropout)
+    }
+    rotary = [name for name, child in rest.items() if _is_rotary(child)]
     if len(rotary) > 1 or len(rest) > len(rotary):
-        raise NotThisForm(f"no structure reads {sorted(set(rest) - set(rotary))} beside {rotary}")
-    audit_scalars(base, _BASE_SCALARS, type(base).__name__)
-    audit_scalars(model, _MODEL_SCALARS, type(model).__name__)
-    count = len(children[layers])  # type: ignore[arg-type]
-    types = _layer_types(base, children.get(rotary[0]) if rotary else None, count)
-    return DecoderForm(base_path, embedding, layers, norm, rotary[0] if rotary else None, types)
+        raise NotThisForm(f"no loop reads {sorted(rest)} beside layers, embedding and norm")
+    for module in (model, base):
+        _check_scalars(module)
+    module = children[rotary[0]] if rotary else None
+    count = len(list(children[layers].children()))
+    types = _layer_types(base, module, count)
+    return DecoderForm(path, embedding, layers, norm, rotary[0] if rotary else None, types)
 
 
-def propose_decoder(model: nn.Module, layers: Mapping[str, LayerSpec] | None = None) -> DecoderSpec:
-    """Read a whole decoder; ``layers`` holds specs that are proven already, by path.
+def layer_specs(plan: Plan, form: DecoderForm) -> tuple[LayerSpec, ...]:
+    """The proven spec of every layer.
 
     Raises:
-        NotThisForm: as ``read_form``, or a layer of another form, named by its path.
+        NotThisForm: layers that are not bound, each with what explain says of it.
     """
-    form = read_form(model)
-    base = model.get_submodule(form.base)
-    config = getattr(model, "config", None)
-    specs = []
+    specs: list[LayerSpec] = []
+    missing: list[str] = []
     for index in range(len(form.layer_types)):
         path = form.layer_path(index)
-        known = (layers or {}).get(path)
-        try:
-            specs.append(known or next(propose_layer(model.get_submodule(path), config)))
-        except NotThisForm as reason:
-            raise NotThisForm(f"{path}: {reason}") from None
-    head = next(propose_head(model, form.base, form.norm, config))
-    return DecoderSpec(form, read_embedding(base, form.embedding), tuple(specs), head)
+        found = plan.candidates.get(path)
+        if found is not None and found.structure.name == "decoder_layer":
+            specs.append(found.spec)
+        else:
+            missing.append(f"  {path}: {_why(plan, path)}")
+    if missing:
+        lines = "\n".join(missing)
+        raise NotThisForm(
+            f"{len(missing)} of {len(form.layer_types)} decoder layers are not bound:\n{lines}"
+        )
+    return tuple(specs)
+
+
+def final_norm(plan: Plan, form: DecoderForm) -> Norm:
+    """The proven RMS norm behind the last layer; its path from the model.
+
+    Raises:
+        NotThisForm: it is none, or is not bound.
+    """
+    path = f"{form.base}.{form.norm}"
+    found = plan.candidates.get(path)
+    if found is None or not isinstance(found.spec, RmsNormSpec) or not found.spec.weight:
+        raise NotThisForm(f"{path}: {_why(plan, path)}")
+    return Norm(path, found.spec.eps, found.spec.zero_centered)
+
+
+def _why(plan: Plan, path: str) -> str:
+    """What a plan says of ``path``, or else of the first region inside that is not bound."""
+    rows = [d for d in plan.decisions if d.path == path and not isinstance(d, Bound)]
+    rows += [
+        d
+        for d in plan.decisions
+        if d.path.startswith(path + ".") and not isinstance(d, Bound)
+    ]
+    if not rows:
+        return "it has not the form of a decoder layer"
+    row = rows[0]
+    where = "" if row.path == path else f"{row.path.removeprefix(path + '.')}: "
+    return f"{where}{row.reason}"
 
 
 def _one(children: dict[str, nn.Module], kind: type, what: str) -> str:
     found = [name for name, child in children.items() if isinstance(child, kind)]
     if len(found) != 1:
-        raise NotThisForm(f"a decoder has one {what}, got {found}")
+        raise NotThisForm(f"one {what} is wanted, found {found}")
     return found[0]
 
 
 def _is_rotary(module: nn.Module) -> bool:
-    parameters = inspect.signature(module.forward).parameters
-    return "position_ids" in parameters and not list(module.parameters())
+    names = inspect.signature(module.forward).parameters
+    return "position_ids" in names and not any(True for _ in module.parameters())
 
 
-def _layer_types(base: nn.Module, rotary: nn.Module | None, count: int) -> tuple[str | None, ...]:
-    """The argument that the host's rotary wants for each layer, None where it takes none."""
+def _check_scalars(module: nn.Module) -> None:
+    """Refuse a number on the model itself that no loop reads."""
+    sizes = {s for p in module.parameters() for s in p.shape}
+    for name, value in vars(module).items():
+        if name.startswith("_") or isinstance(value, bool):
+            continue
+        if isinstance(value, float) or (isinstance(value, int) and value not in sizes):
+            if name in ("padding_idx", "vocab_size") or ("embed" in name and "multiplier" in name):
+                continue
+            raise NotThisForm(f"{type(module).__name__}: no loop reads {name} = {value!r}")
+
+
+def _layer_types(base: Any, rotary: nn.Module | None, count: int) -> tuple[str | None, ...]:
     if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
         return (None,) * count
-    types = tuple(getattr(getattr(base, "config", None), "layer_types", ()))
+    types = tuple(getattr(getattr(base, "config", None), "layer_types", None) or ())
     if len(types) < count:
         raise NotThisForm(
-            f"the rotary takes a layer type, and the configuration names {len(types)} for {count} layers"
+            f"the rotary wants a type for each of {count} layers, the configuration has {len(types)}"
         )
     return types[:count]

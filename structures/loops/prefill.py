@@ -1,7 +1,8 @@
-"""Prompts: many positions of one row at a time through norm kernels, torch's matmuls and torch's attention.
+"""Prompts: many positions of one row at a time, through torch's products and attention.
 
-A row is computed alone, so its text does not depend on the rows beside it. Prompts up to ``CAPTURED`` tokens are
-padded to a power of two and replay a graph; the padding lies behind the prompt, where causal attention never looks.
+A row is computed alone, so its text does not depend on the rows beside it. Prompts up to
+``CAPTURED`` tokens are padded to a power of two and replay a graph; the padding lies behind the
+prompt, where causal attention never looks. Longer ones run uncaptured on exact slices.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections import OrderedDict
 import torch
 
 from ..capture import Backend, Graph, Pool
-from ..catalogue.layer_math import Families, Stream, layer_wide, norm_arguments
+from ..catalogue.layer_math import Stream, layer_wide
 from .sdpa import causal_attention
 from .step import Step
 
 SMALLEST = 16
-CAPTURED = 256  # longer chunks take the device longer than their launches take the host
+CAPTURED = 256  # more tokens take the device longer than their launches take the host
 CHUNK = 2048  # bounds the memory of a long prompt's activations
 MAX_GRAPHS = 60
 
@@ -24,33 +25,31 @@ MAX_GRAPHS = 60
 class Prefill:
     """Fills the rows of a step's state."""
 
-    def __init__(self, families: Families, step: Step, backend: Backend, pool: Pool) -> None:
-        self._families, self._step = families, step
+    def __init__(self, step: Step, backend: Backend, pool: Pool) -> None:
+        self._step, self._families = step, step.families
         self._backend, self._pool = backend, pool
-        state = step.state
         self._graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
-        self._seen: set[tuple[int, int]] = set()
-        device = state.lengths.device
-        self._ids = torch.zeros(CAPTURED, device=device, dtype=torch.int64)
-        self._last = torch.zeros(1, device=device, dtype=torch.int64)
-        self._start = torch.zeros(1, device=device, dtype=torch.int32)
+        lengths = step.state.lengths
+        self._ids = lengths.new_zeros(CAPTURED, dtype=torch.int64)
+        self._last = lengths.new_zeros(1, dtype=torch.int64)
+        self._start = torch.zeros_like(lengths[:1])
 
     def run(self, row: int, ids: torch.Tensor) -> None:
-        """Store the keys and values of ``ids [n]`` in ``row``; logits of its last token go to the step's row."""
+        """Keys and values of ``ids [n]`` into ``row``, logits of its last token into the step's."""
         count = ids.shape[0]
         padded = max(SMALLEST, 1 << (count - 1).bit_length())
-        if count <= CAPTURED and padded <= self._step.state.positions:
+        if count <= CAPTURED and padded <= self._step.state.slots:
             self._captured(row, ids, padded)
             return
         for start in range(0, count, CHUNK):
-            chunk = ids[start : start + CHUNK]
             self._start.fill_(start)
-            stream = self._layers(row, chunk, start)
-        self._logits(row, stream, slice(-1, None))
+            stream = self._layers(row, ids[start : start + CHUNK], start)
         self._start.zero_()
+        self._logits(row, stream.x[-1:], stream, slice(-1, None))
 
     def _captured(self, row: int, ids: torch.Tensor, padded: int) -> None:
         count = ids.shape[0]
+        self._pool.join()
         self._ids[:count].copy_(ids)
         self._ids[count:padded].zero_()
         self._last.fill_(count - 1)
@@ -60,58 +59,66 @@ class Prefill:
             self._graphs.move_to_end(key)
             graph.replay()
             return
-        self._padded(row, padded)
-        graph = self._backend.record(lambda: self._padded(row, padded), warmups=0, pool=self._pool)
-        self._graphs[key] = graph
+
+        def work() -> None:
+            stream = self._layers(row, self._ids[:padded], 0)
+            self._logits(row, stream.x.index_select(0, self._last), stream, self._last)
+
+        work()
+        self._graphs[key] = self._backend.record(work, warmups=0, pool=self._pool)
         if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)[1].release()
 
-    def _padded(self, row: int, padded: int) -> None:
-        stream = self._layers(row, self._ids[:padded], 0)
-        self._logits(row, stream, self._last)
-
-    def _logits(self, row: int, stream: Stream, last: torch.Tensor | slice) -> None:
-        def pick(rows: torch.Tensor) -> torch.Tensor:
-            return rows[last] if isinstance(last, slice) else rows.index_select(0, last)
-
-        branch = None if stream.branch is None else pick(stream.branch)
-        self._step.head(Stream(pick(stream.x), branch, stream.branch_norm), self._step.logits[row : row + 1])
+    def _logits(
+        self, row: int, x: torch.Tensor, stream: Stream, last: torch.Tensor | slice
+    ) -> None:
+        branch = stream.branch
+        if branch is not None:
+            branch = branch[last] if isinstance(last, slice) else branch.index_select(0, last)
+        logits = self._step.logits[row : row + 1]
+        self._step.head(Stream(x, branch, stream.branch_norm), logits, weights_static=False)
 
     def _layers(self, row: int, ids: torch.Tensor, start: int) -> Stream:
         decoder = self._step.decoder
-        stream = Stream(self._families.linear.embedding(ids, decoder.table, scale=decoder.embedding_scale))
+        x = self._families.linear.embedding(ids, decoder.table, scale=decoder.embedding_scale)
+        stream = Stream(x)
         for index, layer in enumerate(decoder.layers):
-            stream = layer_wide(
-                self._families,
-                layer,
-                stream,
-                lambda q, k, v, i=index: self._attend(i, row, start, q, k, v),
-            )
+            heads = _Heads(self._step, self._start, index, row, start)
+            stream = layer_wide(self._families, layer, stream, heads)
         return stream
 
-    def _attend(
-        self, index: int, row: int, start: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        step = self._step
-        layer, state = step.decoder.layers[index], step.state
-        spec = layer.spec.attention
-        count = q.shape[0]
-        stop = start + count
-        q = q.unflatten(-1, (spec.heads, spec.head_dim))[None]
-        k = k.unflatten(-1, (spec.kv_heads, spec.head_dim))[None]
-        v = v.unflatten(-1, (spec.kv_heads, spec.head_dim))[None]
-        norms, table = norm_arguments(layer), step.decoder.rotary[index]
-        if table is not None:
-            cos, sin = (t[None, start:stop] for t in table)
-            q, k = self._families.attention.norm_rope(q, k, cos=cos, sin=sin, rotary=spec.rotary, **norms)
-        elif norms:
-            q, k = self._families.attention.norm_rope(q, k, **norms)
-        k_cache, v_cache = state.k[index][row : row + 1], state.v[index][row : row + 1]
-        self._families.attention.append(k, v, k_cache, v_cache, self._start)
-        keys, values = k.transpose(1, 2), v.transpose(1, 2)
+
+class _Heads:
+    """The middle of a layer for a run of positions of one row."""
+
+    def __init__(
+        self, step: Step, start_on_device: torch.Tensor, index: int, row: int, start: int
+    ) -> None:
+        self._attention = step.families.attention
+        self._layer, self._table = step.decoder.layers[index], step.decoder.rotary[index]
+        self._k, self._v = (c[index][row : row + 1] for c in (step.state.k, step.state.v))
+        self._start_on_device, self._start = start_on_device, start
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        spec, start, stop = self._layer.spec.attention, self._start, self._start + q.shape[0]
+        q, k, v = (t.unflatten(-1, (-1, spec.head_dim))[None] for t in (q, k, v))
+        arguments = self._layer.qk_norms
+        if self._table is not None:
+            cos, sin = (t[None, start:stop] for t in self._table)
+            arguments = arguments | {"cos": cos, "sin": sin, "rotary": spec.rotary}
+        if arguments:
+            q, k = self._attention.norm_rope(q, k, **arguments)
+        self._attention.append(k, v, self._k, self._v, self._start_on_device)
         if start:
-            keys, values = k_cache[:, :, :stop], v_cache[:, :, :stop]
+            keys, values = self._k[:, :, :stop], self._v[:, :, :stop]
+        else:
+            keys, values = k.transpose(1, 2), v.transpose(1, 2)
         out = causal_attention(
-            q.transpose(1, 2), keys, values, scaling=spec.scaling, window=spec.window, soft_cap=spec.soft_cap
+            q.transpose(1, 2),
+            keys,
+            values,
+            scaling=spec.scaling,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
         )
-        return out.transpose(1, 2).reshape(count, spec.heads * spec.head_dim)
+        return out.transpose(1, 2).flatten(2)[0]

@@ -13,18 +13,23 @@ class Reports:
     """Copies of a state's report on the host; ``post`` after a step, ``take`` when it is wanted."""
 
     def __init__(self, report: torch.Tensor, batch: int) -> None:
-        self._report, self._batch = report, batch
+        self._report, self._ids_bytes = report, 8 * batch
         pinned = report.is_cuda
-        self._copies = [torch.zeros_like(report, device="cpu", pin_memory=pinned) for _ in range(SLOTS)]
-        self._views = [memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr())) for t in self._copies]
+        self._copies = [
+            torch.zeros_like(report, device="cpu", pin_memory=pinned) for _ in range(SLOTS)
+        ]
+        self._views = [
+            memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr()))
+            for t in self._copies
+        ]
         self._events = [torch.cuda.Event() for _ in range(SLOTS)] if pinned else []
-        self._done = b"\x01" * batch
-        self._posted = self._taken = 0
+        self._all_done = b"\x01" * batch
+        self.begin()
 
     def begin(self) -> None:
         """Forget what was posted."""
         self._posted = self._taken = 0
-        self._stopped = torch.zeros(self._batch, dtype=torch.bool)
+        self._stopped = torch.zeros(len(self._all_done), dtype=torch.bool)
 
     def post(self) -> None:
         """Copy the report as it is after all work queued so far."""
@@ -40,14 +45,14 @@ class Reports:
         self._taken += 1
         if self._events:
             self._events[slot].synchronize()
-        return self._views[slot][8 * self._batch :].tobytes() == self._done
+        return self._views[slot][self._ids_bytes :].tobytes() == self._all_done
 
     def ids(self, pad: int) -> torch.Tensor:
-        """The tokens of the report taken last, int64 ``[B]``; ``pad`` in rows that had finished before it.
+        """Tokens of the report taken last, int64 ``[B]``; ``pad`` where a row had finished before.
 
         Call it for every report or for none.
         """
         copy = self._copies[(self._taken - 1) % SLOTS]
-        ids = copy[: 8 * self._batch].view(torch.int64).masked_fill(self._stopped, pad)
-        self._stopped = copy[8 * self._batch :].view(torch.bool).clone()
+        ids = copy[: self._ids_bytes].view(torch.int64).masked_fill(self._stopped, pad)
+        self._stopped = copy[self._ids_bytes :].view(torch.bool).clone()
         return ids

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
+from .cache import EOS_SLOTS
 
-class Limits(Protocol):
-    max_len: int
-    batch_size: int
+WHERE = "decode_loop.generate"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request: ``input_ids [B, P]`` with ``lengths[b]`` real tokens at the end of row b."""
+    """A checked request: ``input_ids [B, P]`` with ``lengths[b]`` tokens at the end of row b."""
 
     input_ids: torch.Tensor
     lengths: tuple[int, ...]
@@ -26,6 +24,7 @@ class Request:
 
     @property
     def batch(self) -> int:
+        """B."""
         return self.input_ids.shape[0]
 
     def rows(self) -> Iterator[torch.Tensor]:
@@ -36,57 +35,50 @@ class Request:
 
 
 def read_request(
-    limits: Limits,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
+    batch_size: int,
+    max_len: int,
     max_new: int | None,
     eos: int | Sequence[int] | None,
     pad: int | None,
-    defaults: object,
-    unsupported: Mapping[str, Any],
+    vocabulary: int,
 ) -> Request:
     """Check a call of ``DecodeLoop.generate``; see there for what is raised."""
-    if unsupported:
-        name, value = next(iter(unsupported.items()))
-        raise TypeError(
-            f"decode_loop.generate: {name} is not supported, got {value!r}; decoding is greedy, "
-            "model.generate runs other options on the host's path"
-        )
-    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"decode_loop.generate: input_ids must be int64 [B, P], got {input_ids.dtype} {tuple(input_ids.shape)}"
-        )
+    if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+        got = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}"
+        raise ValueError(f"{WHERE}: input_ids must be int64 [B, P], got {got}")
     batch, width = input_ids.shape
-    if not 1 <= batch <= limits.batch_size:
-        raise ValueError(f"decode_loop.generate: input_ids must have 1 to {limits.batch_size} rows, got {batch}")
+    if not 1 <= batch <= batch_size:
+        raise ValueError(f"{WHERE}: input_ids must have 1 to {batch_size} rows, got {batch}")
     if width == 0:
-        raise ValueError("decode_loop.generate: the prompt must have at least one token, got 0")
-    if width > limits.max_len:
-        raise ValueError(f"decode_loop.generate: the prompt must fit max_len = {limits.max_len}, got {width} tokens")
-    lengths = _lengths(input_ids, attention_mask)
-    room = limits.max_len - width + 1  # the last token is not fed back and needs no slot
-    max_new = room - 1 or 1 if max_new is None else max_new
+        raise ValueError(f"{WHERE}: the prompt must have at least one token, got 0")
+    if width >= max_len:
+        raise ValueError(
+            f"{WHERE}: the prompt and one new token must fit max_len = {max_len}, got {width} "
+            "tokens; make the loop with a larger max_len"
+        )
+    room = max_len - width
+    max_new = room if max_new is None else max_new
     if max_new < 1:
-        raise ValueError(f"decode_loop.generate: max_new_tokens must be at least 1, got {max_new}")
+        raise ValueError(f"{WHERE}: max_new_tokens must be at least 1, got {max_new}")
     if max_new > room:
         raise ValueError(
-            f"decode_loop.generate: prompt and new tokens must fit max_len = {limits.max_len}, "
-            f"got {width} and {max_new}"
+            f"{WHERE}: prompt and max_new_tokens must fit max_len = {max_len}, got {width} + "
+            f"{max_new}; make the loop with a larger max_len"
         )
-    eos_ids = _ids(getattr(defaults, "eos_token_id", None) if eos is None else eos)
-    if len(eos_ids) > 8:
-        raise ValueError(f"decode_loop.generate: at most 8 values of eos_token_id, got {len(eos_ids)}")
-    pad = getattr(defaults, "pad_token_id", None) if pad is None else pad
+    lowest, highest = (int(n) for n in torch.aminmax(input_ids))
+    if lowest < 0 or highest >= vocabulary:
+        got = lowest if lowest < 0 else highest
+        raise ValueError(f"{WHERE}: input_ids must be from 0 to {vocabulary - 1}, got {got}")
+    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(int(e) for e in eos)
+    if len(ends) > EOS_SLOTS:
+        raise ValueError(f"{WHERE}: eos_token_id must be at most {EOS_SLOTS} ids, got {len(ends)}")
     if pad is None:
-        pad = eos_ids[0] if eos_ids else 0
-    return Request(input_ids.long(), lengths, max_new, eos_ids, int(pad))
-
-
-def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+        pad = ends[0] if ends else 0
+    lengths = _lengths(input_ids, attention_mask)
+    return Request(input_ids.long(), lengths, max_new, ends, pad)
 
 
 def _lengths(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[int, ...]:
@@ -95,10 +87,19 @@ def _lengths(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tu
         return (width,) * batch
     if attention_mask.shape != input_ids.shape:
         raise ValueError(
-            f"decode_loop.generate: attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
+            f"{WHERE}: attention_mask must have the shape {tuple(input_ids.shape)} of input_ids, "
             f"got {tuple(attention_mask.shape)}"
         )
     mask = attention_mask.bool().cpu()
-    if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
-        raise ValueError("decode_loop.generate: rows must be padded on the left only, got a 0 behind a 1")
+    if not padded_on_the_left(mask):
+        raise ValueError(
+            f"{WHERE}: attention_mask must have its zeros on the left of every row, got a 0 behind "
+            "a 1 or an empty row"
+        )
     return tuple(int(n) for n in mask.sum(-1))
+
+
+def padded_on_the_left(mask: torch.Tensor) -> bool:
+    """Whether every row of ``mask [B, P]`` is zeros, then at least one 1."""
+    mask = mask.bool()
+    return bool(mask[:, -1].all()) and not bool((mask[:, :-1] & ~mask[:, 1:]).any())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -14,25 +16,20 @@ from ..catalogue.layer_math import (
     Buffers,
     Families,
     Stream,
-    bind,
-    bind_linear,
-    bind_norm,
     layer_fused,
-    norm_arguments,
     prologue,
 )
 from .cache import StaticState
 from .decoder import DecoderSpec
-from .rotary import Table, rotary_table
+from .rotary import Table, extended, rotary_table
 
-
-# What the device emits for a row that has stopped; the host puts the request's own padding in its place.
+# What the device emits for a row that has stopped; the host puts the request's padding there.
 STOPPED = 0
 
 
 @dataclass(frozen=True)
 class BoundDecoder:
-    """The tensors of a whole decoder: the host's own parameters, and tables made by its rotary."""
+    """The tensors of a whole decoder: the host's own parameters, and its rotary's tables."""
 
     spec: DecoderSpec
     table: torch.Tensor
@@ -42,105 +39,127 @@ class BoundDecoder:
     norm: BoundNorm
     head: BoundLinear
 
-    def addresses(self) -> tuple[int, ...]:
-        """Where the parameters are; a graph recorded at other addresses is stale."""
-        tensors = [self.table, self.norm.weight, self.head.weight]
-        for layer in self.layers:
-            tensors += [part.weight for part in (*layer.qkv, layer.o, layer.gate, layer.up, layer.down)]
-        return tuple(t.data_ptr() for t in tensors)
+    @classmethod
+    def of(cls, model: nn.Module, spec: DecoderSpec, *, max_len: int, slots: int) -> BoundDecoder:
+        """Find the tensors of ``spec`` in ``model``; rotary tables cover ``max_len`` positions.
 
-
-def bind_decoder(model: nn.Module, spec: DecoderSpec, positions: int) -> BoundDecoder:
-    """Find the tensors of ``spec`` in ``model`` and make its rotary tables for ``positions``.
-
-    Raises:
-        NotThisForm: the rotary depends on the length of a call.
-    """
-    form = spec.form
-    base = model.get_submodule(form.base)
-    table = base.get_submodule(form.embedding).weight
-    tables: dict[str | None, Table] = {}
-    rotary: list[Table | None] = []
-    for layer, kind in zip(spec.layers, form.layer_types, strict=True):
-        if layer.attention.rotary is None or form.rotary is None:
-            rotary.append(None)
-            continue
-        if kind not in tables:
-            tables[kind] = rotary_table(base.get_submodule(form.rotary), kind, positions, table)
-        rotary.append(tables[kind])
-    norm = bind_norm(model, spec.head.norm)
-    assert norm is not None
-    return BoundDecoder(
-        spec=spec,
-        table=table,
-        embedding_scale=spec.embedding.scale_for(table.dtype),
-        layers=tuple(bind(model.get_submodule(form.layer_path(i)), s) for i, s in enumerate(spec.layers)),
-        rotary=tuple(rotary),
-        norm=norm,
-        head=bind_linear(model, spec.head.projection),
-    )
+        Raises:
+            NotThisForm: the rotary depends on the length of a call.
+        """
+        form = spec.form
+        base = model.get_submodule(form.base)
+        table = spec.embedding.tables(base)
+        tables: dict[str | None, Table] = {}
+        rotary: list[Table | None] = []
+        for layer, kind in zip(spec.layers, form.layer_types, strict=True):
+            if layer.attention.rotary is None or form.rotary is None:
+                rotary.append(None)
+                continue
+            if kind not in tables:
+                module = base.get_submodule(form.rotary)
+                tables[kind] = extended(rotary_table(module, kind, max_len, table), slots)
+            rotary.append(tables[kind])
+        norm = BoundNorm.of(model, spec.head.norm)
+        assert norm is not None
+        return cls(
+            spec=spec,
+            table=table,
+            embedding_scale=spec.embedding.scale_for(table.dtype),
+            layers=tuple(
+                BoundLayer.of(model.get_submodule(form.layer_path(index)), layer)
+                for index, layer in enumerate(spec.layers)
+            ),
+            rotary=tuple(rotary),
+            norm=norm,
+            head=BoundLinear.of(model, spec.head.projection),
+        )
 
 
 class Step:
-    """The work of one token: embedding, five kernels a layer, head, and the choice of the next token.
+    """One token: embedding, five kernels a layer, head, and the choice of the next token.
 
-    Everything it writes was allocated before, so a recording owns no memory and a replay allocates nothing.
+    Everything it writes was allocated before, so a recording owns no memory and a replay allocates
+    nothing.
     """
 
-    def __init__(self, families: Families, decoder: BoundDecoder, state: StaticState) -> None:
-        self.families, self.decoder, self.state = families, decoder, state
-        rows, like = state.batch, decoder.table
-        layers = decoder.layers
-
-        def buffer(columns: int) -> torch.Tensor:
-            return like.new_empty(rows, columns)
-
+    def __init__(
+        self,
+        families: Families,
+        sampling: ModuleType,
+        decoder: BoundDecoder,
+        state: StaticState,
+    ) -> None:
+        self.families, self.sampling, self.decoder, self.state = families, sampling, decoder, state
+        layers, like = decoder.layers, decoder.table
+        self._memory: list[torch.Tensor] = []
+        buffer = self._buffer
         size = like.shape[1]
-        widths = [sum(part.weight.shape[0] for part in layer.qkv) for layer in layers]
-        self._qkv = {w: buffer(w) for w in set(widths)}
-        self._hidden = {w: buffer(w) for w in {layer.gate.weight.shape[0] for layer in layers}}
-        self._attended = {s: buffer(s) for s in {layer.o.weight.shape[1] for layer in layers}}
+        qkv = {_qkv_width(layer): buffer(_qkv_width(layer)) for layer in layers}
+        hidden = {n: buffer(n) for n in {layer.gate.weight.shape[0] for layer in layers}}
+        attended = {n: buffer(n) for n in {layer.o.weight.shape[1] for layer in layers}}
         streams, branches = (buffer(size), buffer(size)), (buffer(size), buffer(size))
-        self._buffers = [
-            Buffers(streams, self._qkv[w], branches, self._hidden[layer.gate.weight.shape[0]])
-            for w, layer in zip(widths, layers, strict=True)
-        ]
-        self.logits = torch.zeros(rows, decoder.head.weight.shape[0], device=like.device, dtype=torch.float32)
         self._moved = buffer(size)
-        shapes = {(a.heads, a.head_dim) for a in (layer.spec.attention for layer in layers)}
-        workspace = families.attention.workspace
-        self._workspaces = {s: workspace(rows, 1, *s, state.positions, like.device) for s in shapes}
+        self.logits = buffer(decoder.head.weight.shape[0], torch.float32)
+        self._embedded = streams[0]
+        self._buffers = [
+            Buffers(streams, qkv[_qkv_width(x)], branches, hidden[x.gate.weight.shape[0]])
+            for x in layers
+        ]
+        workspaces: dict[tuple[int, int], torch.Tensor] = {}
+        for layer in layers:
+            shape = (layer.heads, layer.spec.attention.head_dim)
+            if shape not in workspaces:
+                make = families.attention.workspace
+                workspaces[shape] = make(state.batch, 1, *shape, state.slots, like.device)
+        self._scratch = sampling.workspace(state.batch, self.logits.shape[1], like.device)
+        self._memory += [*workspaces.values(), self._scratch]
+        self._heads = [
+            _attend(
+                families.attention,
+                layer,
+                decoder.rotary[index],
+                state,
+                index,
+                attended[layer.o.weight.shape[1]],
+                workspaces[layer.heads, layer.spec.attention.head_dim],
+            )
+            for index, layer in enumerate(layers)
+        ]
+
+    def _buffer(self, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        made = self.decoder.table.new_zeros(self.state.batch, columns, dtype=dtype)
+        self._memory.append(made)
+        return made
 
     def forward(self) -> None:
         """``logits`` of the token in ``state.next_ids`` at position ``state.lengths``."""
-        decoder, state = self.decoder, self.state
-        linear = self.families.linear
-        first = self._buffers[0].streams[0]
-        linear.embedding(state.next_ids, decoder.table, scale=decoder.embedding_scale, out=first)
-        stream = Stream(first)
-        for index, layer in enumerate(decoder.layers):
+        decoder = self.decoder
+        self.families.linear.embedding(
+            self.state.next_ids,
+            decoder.table,
+            scale=decoder.embedding_scale,
+            weights_static=True,
+            out=self._embedded,
+        )
+        stream = Stream(self._embedded)
+        for layer, heads, buffers in zip(decoder.layers, self._heads, self._buffers, strict=True):
             stream = layer_fused(
-                self.families,
-                layer,
-                stream,
-                lambda q, k, v, i=index: self._attend(i, q, k, v),
-                buffers=self._buffers[index],
-                weights_static=True,
+                self.families, layer, stream, heads, buffers=buffers, weights_static=True
             )
-        self.head(stream, self.logits)
+        self.head(stream, self.logits, weights_static=True)
 
-    def head(self, stream: Stream, logits: torch.Tensor) -> None:
+    def head(self, stream: Stream, logits: torch.Tensor, *, weights_static: bool) -> None:
         """Final norm, vocabulary projection, scale and soft cap into ``logits [M, V]``."""
-        head = self.decoder.spec.head
+        spec, head = self.decoder.spec.head, self.decoder.head
         moved = None if stream.branch is None else self._moved[: stream.x.shape[0]]
         self.families.linear.linear(
             stream.x,
-            self.decoder.head.weight,
-            self.decoder.head.bias,
+            head.weight,
+            head.bias,
             **prologue(stream, self.decoder.norm, moved),
-            scale=head.scale,
-            soft_cap=head.soft_cap,
-            weights_static=True,
+            scale=spec.scale,
+            soft_cap=spec.soft_cap,
+            weights_static=weights_static,
             out_dtype=torch.float32,
             out=logits,
         )
@@ -148,7 +167,7 @@ class Step:
     def choose(self) -> None:
         """Greedy choice from ``logits``: append it, advance, test the stop conditions."""
         state = self.state
-        self.families.sampling.greedy_step(
+        self.sampling.greedy_step(
             self.logits,
             state.tokens,
             state.counts,
@@ -158,6 +177,7 @@ class Step:
             state.eos,
             state.max_new,
             STOPPED,
+            workspace=self._scratch,
         )
 
     def greedy(self) -> None:
@@ -165,33 +185,43 @@ class Step:
         self.forward()
         self.choose()
 
-    def _attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        layer, state = self.decoder.layers[index], self.state
-        spec = layer.spec.attention
-        cos, sin = self.decoder.rotary[index] or (None, None)
-        out = self._attended[spec.heads * spec.head_dim]
-        self.families.attention.attend(
-            q.unflatten(-1, (spec.heads, spec.head_dim))[:, None],
-            k.unflatten(-1, (spec.kv_heads, spec.head_dim))[:, None],
-            v.unflatten(-1, (spec.kv_heads, spec.head_dim))[:, None],
-            state.k[index],
-            state.v[index],
-            state.lengths,
-            cos=cos,
-            sin=sin,
-            rotary=spec.rotary or "half",
-            **norm_arguments(layer),
-            scaling=spec.scaling,
-            window=spec.window,
-            soft_cap=spec.soft_cap,
-            history_static=True,
-            workspace=self._workspaces[spec.heads, spec.head_dim],
-            out=out.view(state.batch, 1, spec.heads, spec.head_dim),
-        )
-        return out
-
     @property
     def memory_bytes(self) -> int:
-        buffers = [*self._qkv.values(), *self._hidden.values(), *self._attended.values(), *self._workspaces.values()]
-        buffers += [self.logits, self._moved, *self._buffers[0].streams, *self._buffers[0].branches]
-        return sum(b.numel() * b.element_size() for b in buffers)
+        """Buffers beside the state."""
+        return sum(t.numel() * t.element_size() for t in self._memory)
+
+
+def _qkv_width(layer: BoundLayer) -> int:
+    return sum(part.weight.shape[0] for part in layer.qkv)
+
+
+def _attend(
+    attention: ModuleType,
+    layer: BoundLayer,
+    table: Table | None,
+    state: StaticState,
+    index: int,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The middle of a layer on the static cache, with everything but q, k and v filled in."""
+    spec = layer.spec.attention
+    arguments = {
+        **layer.qk_norms,
+        "scaling": spec.scaling,
+        "window": spec.window,
+        "soft_cap": spec.soft_cap,
+        "history_static": True,
+        "workspace": workspace,
+        "out": out.view(state.batch, 1, -1, spec.head_dim),
+    }
+    if table is not None:
+        arguments |= {"cos": table[0], "sin": table[1], "rotary": spec.rotary}
+    cache = (state.k[index], state.v[index], state.lengths)
+
+    def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        shaped = (t.unflatten(-1, (-1, spec.head_dim))[:, None] for t in (q, k, v))
+        attention.attend(*shaped, *cache, **arguments)
+        return out
+
+    return heads

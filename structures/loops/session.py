@@ -1,0 +1,143 @@
+"""A request's state with the graphs recorded on it, and how requests share them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from torch import nn
+
+from ..capture import Graph, Watch, backend_for
+from ..catalogue.layer_math import Families
+from .cache import StaticState
+from .decoder import DecoderSpec
+from .prefill import Prefill
+from .report import Reports
+from .request import Request
+from .step import BoundDecoder, Step
+
+SLOT_GROUP = 256  # caches are whole groups of what prefill pads to and attention splits at
+
+
+class LoopRefused(RuntimeError):
+    """The model is in a state that the loop cannot run; the text says what."""
+
+
+class Session:
+    """Static buffers for B rows of up to ``max_len`` positions, and graphs that work on them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: DecoderSpec,
+        families: Families,
+        sampling: ModuleType,
+        *,
+        batch: int,
+        max_len: int,
+    ) -> None:
+        slots = -(-max_len // SLOT_GROUP) * SLOT_GROUP
+        decoder = BoundDecoder.of(model, spec, max_len=max_len, slots=slots)
+        kv = [(layer.kv_heads, layer.spec.attention.head_dim) for layer in decoder.layers]
+        self.batch, self.max_len = batch, max_len
+        self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.table)
+        self.step = Step(families, sampling, decoder, self.state)
+        self.reports = Reports(self.state.report, batch)
+        self._backend = backend_for(decoder.table.device)
+        self.pool = self._backend.new_pool()
+        self._prefill = Prefill(self.step, self._backend, self.pool)
+        self._graphs: dict[str, Graph] = {}
+
+    def graph(self, name: str) -> Graph:
+        """The recording of ``step.greedy`` or ``step.forward``; get it before ``fill``."""
+        if name not in self._graphs:
+            self.state.begin(max_new=1, eos=())
+            step = getattr(self.step, name)
+            self._graphs[name] = self._backend.record(step, warmups=1, pool=self.pool)
+        return self._graphs[name]
+
+    def fill(self, request: Request) -> None:
+        """Prompts into the cache; logits of each row's last token into the step's logits."""
+        state = self.state
+        self.pool.join()
+        state.begin(max_new=request.max_new, eos=request.eos)
+        for row, ids in enumerate(request.rows()):
+            self._prefill.run(row, ids)
+        # Choosing the first token advances by one: a token is stored when it is read.
+        for row, length in enumerate(request.lengths):
+            state.lengths[row].fill_(length - 1)
+        state.finished[request.batch :].fill_(True)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Caches and buffers; what graphs own beside them is not counted."""
+        return self.state.memory_bytes + self.step.memory_bytes
+
+
+class Sessions:
+    """Makes sessions, keeps the last of each shape, and lets one request at a time have one.
+
+    Requests of other threads wait. A request from inside another one (a streamer that generates)
+    gets a session of its own, so that neither disturbs the other.
+    """
+
+    def __init__(self, model: nn.Module, spec: DecoderSpec, families: Families) -> None:
+        from .. import kernels
+
+        self._model, self._spec, self._families = model, spec, families
+        self._sampling = kernels.family("sampling")
+        self._lock = threading.RLock()
+        self._busy: set[int] = set()
+        self._kept: dict[int, Session] = {}
+        self._watch = Watch(model)
+        self._generation = self._watch.generation
+
+    @contextmanager
+    def use(self, batch: int, max_len: int) -> Iterator[Session]:
+        """A session of ``batch`` rows with room for at least ``max_len`` positions.
+
+        Raises:
+            LoopRefused: a hook or training mode, neither of which the loop would honour.
+        """
+        with self._lock:
+            if batch in self._busy:
+                yield self._make(batch, max_len)
+                return
+            reason = self._watch.check()
+            if self._watch.generation != self._generation:
+                self._kept.clear()
+                self._generation = self._watch.generation
+            if reason is not None:
+                raise LoopRefused(reason)
+            kept = self._kept.get(batch)
+            if kept is None or kept.max_len < max_len:
+                self._kept.pop(batch, None)
+                del kept
+                kept = self._kept[batch] = self._make(batch, max_len)
+            self._busy.add(batch)
+            try:
+                yield kept
+            finally:
+                self._busy.discard(batch)
+
+    def clear(self) -> None:
+        """Give caches and graphs back."""
+        with self._lock:
+            self._kept.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the sessions kept."""
+        return sum(session.memory_bytes for session in self._kept.values())
+
+    def _make(self, batch: int, max_len: int) -> Session:
+        return Session(
+            self._model,
+            self._spec,
+            self._families,
+            self._sampling,
+            batch=batch,
+            max_len=max_len,
+        )
