@@ -23,13 +23,33 @@ ElementType element_type(const Tensor& tensor) {
   }
 }
 
-// A new row-major matrix on the device of `like`; much cheaper than a call through the dispatcher.
-Tensor empty_matrix(const Tensor& like, int64_t rows, int64_t columns, int32_t dtype) {
-  const int64_t sizes[2] = {rows, columns};
-  const int64_t strides[2] = {columns, 1};
+// Operands are rows: a matrix, or a contiguous tensor of any dims.
+int64_t columns_of(const Tensor& rows) { return rows.size(rows.dim() - 1); }
+int64_t row_stride(const Tensor& rows) {
+  return rows.dim() == 2 ? rows.stride(0) : columns_of(rows);
+}
+int64_t row_count(const Tensor& rows) {
+  return rows.dim() == 2 ? rows.size(0) : rows.numel() / columns_of(rows);
+}
+int64_t row_stride(const MaybeTensor& rows) { return rows.has_value() ? row_stride(*rows) : 0; }
+
+// A new contiguous tensor: the first `leading` dims of `like`, then `columns`. Much cheaper than a
+// call through the dispatcher.
+Tensor empty_rows(const Tensor& like, int64_t leading, int64_t columns, int32_t dtype) {
+  constexpr int64_t kMaxDims = 16;
+  STD_TORCH_CHECK(leading < kMaxDims, "linear: tensors must have at most ", kMaxDims, " dims");
+  int64_t sizes[kMaxDims];
+  int64_t strides[kMaxDims];
+  int64_t stride = 1;
+  for (int64_t dim = leading; dim >= 0; --dim) {
+    sizes[dim] = dim == leading ? columns : like.size(dim);
+    strides[dim] = stride;
+    stride *= sizes[dim];
+  }
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      2, sizes, strides, dtype, aoti_torch_device_type_cuda(), like.get_device_index(), &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(leading + 1, sizes, strides, dtype,
+                                                         aoti_torch_device_type_cuda(),
+                                                         like.get_device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -39,57 +59,61 @@ int32_t dtype_of(const Tensor& tensor) {
   return dtype;
 }
 
-int64_t row_stride(const MaybeTensor& matrix) { return matrix.has_value() ? matrix->stride(0) : 0; }
-
-// Bytes that a row-major matrix spans.
+// Bytes of a tensor's rows: `count` rows of `row` bytes, `pitch` apart.
 struct Span {
+  int64_t count;
   intptr_t start, end, pitch, row;
 
-  explicit Span(const Tensor& matrix) {
-    const int64_t size = static_cast<int64_t>(matrix.element_size());
-    start = reinterpret_cast<intptr_t>(matrix.data_ptr());
-    pitch = matrix.stride(0) * size;
-    row = matrix.size(1) * size;
-    end = start + (matrix.size(0) - 1) * pitch + row;
+  explicit Span(const Tensor& rows) {
+    const intptr_t size = static_cast<intptr_t>(rows.element_size());
+    count = row_count(rows);
+    pitch = row_stride(rows) * size;
+    row = columns_of(rows) * size;
+    start = reinterpret_cast<intptr_t>(rows.data_ptr());
+    end = start + (count - 1) * pitch + row;
+  }
+
+  // Whether any byte is in both; columns of one buffer with equal pitch share none.
+  bool overlaps(const Span& other) const {
+    if (end <= other.start || other.end <= start) return false;
+    if (pitch != other.pitch || pitch == 0) return true;
+    const intptr_t shift = ((other.start - start) % pitch + pitch) % pitch;
+    return shift < row || shift + other.row > pitch;
+  }
+
+  bool same_memory(const Span& other) const {
+    return start == other.start && row == other.row && (pitch == other.pitch || count == 1);
   }
 };
 
-// Whether two matrices share an element; columns of one buffer with equal pitch do not.
-bool overlap(const Span& a, const Span& b) {
-  if (a.end <= b.start || b.end <= a.start) return false;
-  if (a.pitch != b.pitch || a.pitch <= 0) return true;
-  const intptr_t shift = ((b.start - a.start) % a.pitch + a.pitch) % a.pitch;
-  return shift < a.row || shift + b.row > a.pitch;
-}
-
-void check_disjoint(const Tensor& written, const char* written_name, const MaybeTensor& read,
+void check_disjoint(const Span& written, const char* written_name, const MaybeTensor& read,
                     const char* read_name) {
-  STD_TORCH_CHECK(!read.has_value() || !overlap(Span(written), Span(*read)),
-                  "linear: ", written_name, " must not share memory with ", read_name);
+  STD_TORCH_CHECK(!read.has_value() || !written.overlaps(Span(*read)), "linear: ", written_name,
+                  " must not share memory with ", read_name);
 }
 
-bool same_memory(const Tensor& a, const Tensor& b) {
-  return a.data_ptr() == b.data_ptr() && a.scalar_type() == b.scalar_type() &&
-         (a.stride(0) == b.stride(0) || a.size(0) == 1);
+void check_rows(const Span& written, const char* name) {
+  STD_TORCH_CHECK(written.count == 1 || written.pitch >= written.row, "linear: rows of ", name,
+                  " must not share memory");
 }
 
-// A kernel's blocks write while others still read.
+// A kernel's blocks write while others still read. overlap.py asks the same on the CPU.
 void check_overlap(const Tensor& out, const MaybeTensor& residual_out, const Tensor& x,
                    const MaybeTensor& branch, const MaybeTensor& residual) {
-  STD_TORCH_CHECK(out.size(0) == 1 || out.stride(0) >= out.size(1),
-                  "linear: rows of out must not share memory");
-  check_disjoint(out, "out", x, "x");
-  check_disjoint(out, "out", branch, "branch");
-  if (residual.has_value() && !same_memory(out, *residual)) {
-    check_disjoint(out, "out", residual, "residual");
+  const Span result(out);
+  check_rows(result, "out");
+  check_disjoint(result, "out", x, "x");
+  check_disjoint(result, "out", branch, "branch");
+  if (residual.has_value() && !result.same_memory(Span(*residual))) {
+    check_disjoint(result, "out", residual, "residual");
   }
   if (residual_out.has_value()) {
-    STD_TORCH_CHECK(residual_out->size(0) == 1 || residual_out->stride(0) >= residual_out->size(1),
-                    "linear: rows of residual_out must not share memory");
-    check_disjoint(*residual_out, "residual_out", x, "x");
-    check_disjoint(*residual_out, "residual_out", branch, "branch");
-    check_disjoint(*residual_out, "residual_out", residual, "residual");
-    check_disjoint(*residual_out, "residual_out", out, "out");
+    const Span stream(*residual_out);
+    check_rows(stream, "residual_out");
+    check_disjoint(stream, "residual_out", x, "x");
+    check_disjoint(stream, "residual_out", branch, "branch");
+    check_disjoint(stream, "residual_out", residual, "residual");
+    check_disjoint(stream, "residual_out", out, "out");
   }
 }
 
@@ -102,9 +126,9 @@ void linear_out(Tensor out, MaybeTensor residual_out, MaybeTensor branch,
   check_overlap(out, residual_out, x, branch, residual);
   LinearArgs args{};
   args.x = x.data_ptr();
-  args.x_stride = x.stride(0);
-  args.m = static_cast<int>(x.size(0));
-  args.k = static_cast<int>(x.size(1));
+  args.x_stride = row_stride(x);
+  args.m = static_cast<int>(row_count(x));
+  args.k = static_cast<int>(columns_of(x));
 
   const Tensor* const weights[3] = {&w0, w1.has_value() ? &*w1 : nullptr,
                                     w2.has_value() ? &*w2 : nullptr};
@@ -137,7 +161,7 @@ void linear_out(Tensor out, MaybeTensor residual_out, MaybeTensor branch,
   args.activation = static_cast<Activation>(activation);
   args.gated = gated;
   args.out = out.data_ptr();
-  args.out_stride = out.stride(0);
+  args.out_stride = row_stride(out);
   args.type = element_type(x);
   args.out_type = element_type(out);
   args.weights_static = weights_static;
@@ -156,7 +180,7 @@ Tensor linear(Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b
     if (w2.has_value()) columns += w2->size(0);
   }
   const int32_t dtype = fp32_out ? aoti_torch_dtype_float32() : dtype_of(x);
-  Tensor out = empty_matrix(x, x.size(0), columns, dtype);
+  Tensor out = empty_rows(x, x.dim() - 1, columns, dtype);
   linear_out(out, std::nullopt, std::nullopt, std::nullopt, 0.0, kNoNorm, x, w0, w1, w2, b0, b1, b2,
              norm_weight, norm_eps, norm_kind, residual, activation, gated, scale, soft_cap,
              weights_static);
@@ -164,7 +188,7 @@ Tensor linear(Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b
 }
 
 void embedding_out(Tensor out, Tensor ids, Tensor table, double scale, bool weights_static) {
-  const int64_t num_ids = ids.size(0);
+  const int64_t num_ids = ids.numel();
   if (num_ids == 0) return;
   const DeviceGuard guard(table.get_device_index());
   check_launch(launch_embedding(static_cast<const int64_t*>(ids.data_ptr()), table.data_ptr(),
@@ -175,7 +199,7 @@ void embedding_out(Tensor out, Tensor ids, Tensor table, double scale, bool weig
 }
 
 Tensor embedding(Tensor ids, Tensor table, double scale, bool weights_static) {
-  Tensor out = empty_matrix(table, ids.size(0), table.size(1), dtype_of(table));
+  Tensor out = empty_rows(ids, ids.dim(), table.size(1), dtype_of(table));
   embedding_out(out, ids, table, scale, weights_static);
   return out;
 }

@@ -1,4 +1,4 @@
-"""What the public functions ask of their arguments, and the ``[M, K]`` views they work on.
+"""What the public functions ask of their arguments, and the rows they hand on.
 
 The conditions are written out in the hot path and the messages come from ``_common.checks``: a
 call costs the host microseconds, and a captured graph nothing.
@@ -16,42 +16,58 @@ from ._common import checks
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def input_rows(op: str, x: torch.Tensor) -> torch.Tensor:
-    """``x`` as ``[M, K]``; copied only where its leading dims cannot be merged."""
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` if it is rows as the operators take them, else as ``[M, ...]``, perhaps copied.
+
+    Rows are a matrix whose last dim has unit stride, or a contiguous tensor of any dims: the common
+    cases without the cost of a view.
+    """
+    if tensor.dim() == 2 or tensor.is_contiguous():
+        return tensor
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def check_input(op: str, x: torch.Tensor) -> int:
+    """``x [..., K]`` of a dtype that its device takes; returns K."""
     checks.dims_at_least(op, "x", x, 1)
-    if x.dtype not in _DTYPES:
+    dtype = x.dtype
+    if dtype not in _DTYPES:
         checks.dtype_in(op, "x", x, _DTYPES)
-    if x.dtype == torch.float32 and x.is_cuda:
+    if dtype is torch.float32 and x.is_cuda:
         rule = "be bfloat16 or float16 on CUDA: cast x and the weights with .to(torch.bfloat16)"
         checks.fail(op, "x", rule, "float32")
     k = x.shape[-1]
     if k == 0:
         checks.fail(op, "x", "have at least one column", f"shape {tuple(x.shape)}")
-    checks.unit_stride(op, "x", x)
-    return x if x.dim() == 2 else x.reshape(-1, k)
+    if not x.is_contiguous():
+        checks.unit_stride(op, "x", x)
+    return k
 
 
 def check_weights(
     op: str,
     x: torch.Tensor,
+    k: int,
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
-    names: Sequence[str],
-    bias_names: Sequence[str],
-) -> None:
-    """``weights[i] [N_i, K]`` of one column stride, ``biases[i] [N_i]``; N_i and K at least 1."""
-    k = x.shape[-1]
+    names: tuple[Sequence[str], Sequence[str]],
+) -> int:
+    """``weights[i] [N_i, K]`` of one column stride, ``biases[i] [N_i]``; returns the sum of N_i."""
+    dtype, device, total = x.dtype, x.device, 0
     for i, weight in enumerate(weights):
         shape = weight.shape
         if len(shape) != 2 or shape[1] != k or shape[0] == 0:
-            checks.fail(op, names[i], f"have shape (N, {k}) with N at least 1", tuple(shape))
-        _like(op, names[i], weight, x)
-        if i > 0 and k > 1 and weight.stride(1) != weights[0].stride(1):
-            rule = f"have the column stride of {names[0]}, {weights[0].stride(1)}"
-            checks.fail(op, names[i], rule, weight.stride(1))
+            checks.fail(op, names[0][i], f"have shape (N, {k}) with N at least 1", tuple(shape))
+        total += shape[0]
+        if weight.dtype is not dtype or weight.device != device:
+            check_like(op, names[0][i], weight, x)
+        if i > 0 and k > 1 and weight.stride()[1] != weights[0].stride()[1]:
+            rule = f"have the column stride of {names[0][0]}, {weights[0].stride(1)}"
+            checks.fail(op, names[0][i], rule, weight.stride(1))
         bias = biases[i]
         if bias is not None:
-            check_vector(op, bias_names[i], bias, shape[0], x)
+            check_vector(op, names[1][i], bias, shape[0], x)
+    return total
 
 
 def check_table(op: str, table: torch.Tensor) -> None:
@@ -66,27 +82,32 @@ def check_vector(op: str, name: str, vector: torch.Tensor, size: int, x: torch.T
     """A contiguous ``[size]`` with the dtype and device of ``x``."""
     checks.shape_is(op, name, vector, (size,))
     checks.contiguous(op, name, vector)
-    _like(op, name, vector, x)
+    check_like(op, name, vector, x)
 
 
 def operand_rows(
     op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, columns: int
 ) -> torch.Tensor:
-    """A read operand of shape ``[*x.shape[:-1], columns]`` as ``[M, columns]``."""
-    checks.shape_is(op, name, tensor, (*x.shape[:-1], columns))
-    _like(op, name, tensor, x)
+    """Rows of a read operand of shape ``[*x.shape[:-1], columns]``."""
+    shape = tensor.shape
+    if shape[:-1] != x.shape[:-1] or shape[-1] != columns:
+        checks.shape_is(op, name, tensor, (*x.shape[:-1], columns))
+    if tensor.dtype is not x.dtype or tensor.device != x.device:
+        check_like(op, name, tensor, x)
+    if tensor.is_contiguous():
+        return tensor
     checks.unit_stride(op, name, tensor)
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, columns)
+    return rows_of(tensor)
 
 
 def output_rows(
     op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, columns: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A written operand of shape ``[*x.shape[:-1], columns]`` as ``[M, columns]``, never a copy."""
+    """Rows of a written operand of shape ``[*x.shape[:-1], columns]``, never a copy."""
     checks.output(op, name, tensor, (*x.shape[:-1], columns), dtype, x.device)
-    if tensor.dim() == 2:
+    if tensor.dim() == 2 or tensor.is_contiguous():
         return tensor
-    if not tensor.is_contiguous() and not _mergeable(tensor):
+    if not _mergeable(tensor):
         checks.fail(op, name, "have rows at one distance", f"strides {tensor.stride()}")
     return tensor.view(-1, columns)
 
@@ -96,7 +117,7 @@ def output_dtype(
 ) -> torch.dtype:
     """The dtype asked for by ``out_dtype`` or ``out``: that of ``x``, or fp32."""
     dtype = out_dtype if out_dtype is not None else (x.dtype if out is None else out.dtype)
-    if dtype != x.dtype and dtype != torch.float32:
+    if dtype is not x.dtype and dtype is not torch.float32:
         name = "out" if out_dtype is None else "out_dtype"
         rule = f"be {checks.short_dtype(x.dtype)} (as x) or float32"
         checks.fail(op, name, rule, checks.short_dtype(dtype))
@@ -120,7 +141,7 @@ def check_norm(
 def branch_rows(
     op: str, branch: torch.Tensor | None, residual_out: torch.Tensor | None, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The branch and the new residual stream as ``[M, K]``; each needs the other."""
+    """Rows of the branch and of the new residual stream; each needs the other."""
     if branch is None:
         checks.fail(op, "branch", "be given with residual_out or a branch norm", None)
     if residual_out is None:
@@ -130,7 +151,8 @@ def branch_rows(
     return rows, output_rows(op, "residual_out", residual_out, x, k, x.dtype)
 
 
-def _like(op: str, name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+def check_like(op: str, name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    """The dtype and device of ``x``."""
     if tensor.dtype != x.dtype:
         checks.dtype_in(op, name, tensor, (x.dtype,))
     if tensor.device != x.device:

@@ -15,28 +15,57 @@ from . import reference
 from ._common.activations import apply_activation
 
 
-def prologue(
+def apply(
     x: torch.Tensor,
-    branch: torch.Tensor | None,
-    branch_norm_weight: torch.Tensor | None,
-    branch_norm_eps: float,
-    residual_out: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    norm_eps: float,
-    norm_kind: int,
-) -> torch.Tensor:
-    """``x'`` of csrc/linear.h; the new residual goes to ``residual_out``."""
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    prologue: tuple[
+        torch.Tensor | None,
+        torch.Tensor | None,
+        float,
+        torch.Tensor | None,
+        torch.Tensor | None,
+        float,
+        int,
+    ],
+    epilogue: tuple[torch.Tensor | None, int, bool, float, float],
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """The function of csrc/linear.h for any number of rows, also none.
+
+    Args:
+        prologue: branch, its norm's weight and eps, residual_out, norm weight and eps, norm kind.
+        epilogue: residual, activation number, gated, scale, soft cap (0: none).
+
+    Returns:
+        ``[M, N_i]`` for each weight, one when gated; ``out`` has them side by side.
+    """
+    branch, branch_norm_weight, branch_norm_eps, residual_out, norm_weight, norm_eps, kind = (
+        prologue
+    )
+    x = _matrix(x)
     if branch is not None and residual_out is not None:
-        x = reference.add_branch(x, branch, branch_norm_weight, branch_norm_eps, norm_kind)
-        residual_out.copy_(x)
+        x = reference.add_branch(x, _matrix(branch), branch_norm_weight, branch_norm_eps, kind)
+        _matrix(residual_out).copy_(x)
     if norm_weight is not None:
-        x = reference.rms_norm(x, norm_weight, norm_eps, norm_kind)
-    return x
+        x = reference.rms_norm(x, norm_weight, norm_eps, kind)
+    results = _products(x, weights, biases, epilogue, dtype)
+    if out is not None:
+        columns = _matrix(out).split([result.shape[1] for result in results], dim=1)
+        for column, result in zip(columns, results, strict=True):
+            column.copy_(result)
+    return results
+
+
+def _matrix(rows: torch.Tensor) -> torch.Tensor:
+    return rows if rows.dim() == 2 else rows.view(-1, rows.shape[-1])
 
 
 def _product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fp32_out: bool
 ) -> torch.Tensor:
+    """``x @ weight.T + bias``, rounded to fp32 or to the dtype of x."""
     if not fp32_out or x.dtype == torch.float32:
         return F.linear(x, weight, bias)
     if x.is_cuda:
@@ -46,19 +75,18 @@ def _product(
     return y if bias is None else y + bias
 
 
-def products(
+def _products(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
     epilogue: tuple[torch.Tensor | None, int, bool, float, float],
-    fp32_out: bool,
+    dtype: torch.dtype,
 ) -> list[torch.Tensor]:
-    """Steps 3 to 5 of csrc/linear.h for ``x [M, K]`` of any M, also 0: one ``[M, N_i]`` a weight.
-
-    ``epilogue`` is residual, activation number, gated, scale, soft cap; gated gives one result, and
-    a residual comes with one weight only.
-    """
+    """Steps 3 to 5 of csrc/linear.h; a residual comes with one weight only."""
     residual, activation, gated, scale, soft_cap = epilogue
+    fp32_out = dtype == torch.float32
+    if residual is not None:
+        residual = _matrix(residual)
     if gated:
         y = apply_activation(_product(x, weights[0], biases[0], fp32_out), activation)
         return [y * _product(x, weights[1], biases[1], fp32_out)]

@@ -227,12 +227,11 @@ def embedding(
     arguments.check_table(op, table)
     checks.same_device(op, "ids", ids, table.device)
     checks.inference_only(op, table)
-    d = table.shape[1]
-    flat = ids.reshape(-1)
+    if not ids.is_contiguous():
+        ids = ids.contiguous()
     if out is None:
-        rows = ops.embedding(flat, table, scale, weights_static)
-        return rows.view(*ids.shape, d)
-    checks.output(op, "out", out, (*ids.shape, d), table.dtype, table.device)
+        return ops.embedding(ids, table, scale, weights_static)
+    checks.output(op, "out", out, (*ids.shape, table.shape[1]), table.dtype, table.device)
     checks.contiguous(op, "out", out)
-    ops.embedding_out(out.view(-1, d), flat, table, scale, weights_static)
+    ops.embedding_out(out, ids, table, scale, weights_static)
     return out

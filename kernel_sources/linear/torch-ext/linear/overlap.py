@@ -12,38 +12,53 @@ def check_overlap(
     branch: torch.Tensor | None,
     residual: torch.Tensor | None,
 ) -> None:
-    """Refuse what a kernel could not do: write where another of its blocks still reads."""
-    in_place = (
-        residual is not None
-        and residual.data_ptr() == out.data_ptr()
-        and residual.dtype == out.dtype
-        and (residual.stride(0) == out.stride(0) or out.shape[0] == 1)
+    """Refuse what a kernel could not do: write where another of its blocks still reads.
+
+    Raises:
+        RuntimeError: an output shares memory with an operand or its own rows, other than ``out``
+            with a residual that is the same rows.
+    """
+    if residual is not None and _same_memory(out, residual):
+        residual = None
+    reads = {"x": x, "branch": branch, "residual": residual}
+    _check_written("out", out, reads)
+    if residual_out is not None:
+        _check_written("residual_out", residual_out, {**reads, "out": out})
+
+
+def _check_written(name: str, written: torch.Tensor, reads: dict[str, torch.Tensor | None]) -> None:
+    span = _Span(written)
+    if span.count > 1 and span.pitch < span.row:
+        raise RuntimeError(f"linear: rows of {name} must not share memory")
+    for read_name, read in reads.items():
+        if read is not None and span.overlaps(_Span(read)):
+            raise RuntimeError(f"linear: {name} must not share memory with {read_name}")
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.dtype == b.dtype
+        and (_Span(a).pitch == _Span(b).pitch or _Span(a).count == 1)
     )
-    for name, written in (("out", out), ("residual_out", residual_out)):
-        if written is not None and written.shape[0] > 1 and written.stride(0) < written.shape[1]:
-            raise RuntimeError(f"linear: rows of {name} must not share memory")
-    pairs = [("out", out, "x", x), ("out", out, "branch", branch)]
-    if not in_place:
-        pairs.append(("out", out, "residual", residual))
-    pairs += [
-        ("residual_out", residual_out, name, t)
-        for name, t in (("x", x), ("branch", branch), ("residual", residual), ("out", out))
-    ]
-    for written_name, written, read_name, read in pairs:
-        if written is not None and read is not None and _overlap(written, read):
-            raise RuntimeError(f"linear: {written_name} must not share memory with {read_name}")
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two row-major matrices share an element; columns of one buffer do not."""
-    start_a, start_b = a.data_ptr(), b.data_ptr()
-    pitch_a, pitch_b = a.stride(0) * a.element_size(), b.stride(0) * b.element_size()
-    row_a, row_b = a.shape[1] * a.element_size(), b.shape[1] * b.element_size()
-    end_a = start_a + (a.shape[0] - 1) * pitch_a + row_a
-    end_b = start_b + (b.shape[0] - 1) * pitch_b + row_b
-    if end_a <= start_b or end_b <= start_a:
-        return False
-    if pitch_a == pitch_b and pitch_a > 0:
-        shift = (start_b - start_a) % pitch_a
-        return not (row_a <= shift and shift + row_b <= pitch_a)
-    return True
+class _Span:
+    """Bytes of a tensor's rows: ``count`` rows of ``row`` bytes, ``pitch`` apart."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        size, columns = rows.element_size(), rows.shape[-1]
+        self.count = rows.numel() // columns
+        self.pitch = (rows.stride(0) if rows.dim() == 2 else columns) * size
+        self.row = columns * size
+        self.start = rows.data_ptr()
+        self.end = self.start + (self.count - 1) * self.pitch + self.row
+
+    def overlaps(self, other: _Span) -> bool:
+        """Whether any byte is in both; columns of one buffer with equal pitch share none."""
+        if self.end <= other.start or other.end <= self.start:
+            return False
+        if self.pitch != other.pitch or self.pitch == 0:
+            return True
+        shift = (other.start - self.start) % self.pitch
+        return shift < self.row or shift + other.row > self.pitch

@@ -56,7 +56,11 @@ def linear(
     weights_static: bool,
     fp32_out: bool,
 ) -> torch.Tensor:
-    """``linear`` of csrc/linear.h for ``x [M, K]`` without a branch; returns ``[M, N]``."""
+    """``linear`` of csrc/linear.h without a branch: ``x [..., K]`` gives ``[..., N]``."""
+    leading = x.shape[:-1]
+    x = x.reshape(-1, x.shape[-1])
+    if residual is not None:
+        residual = residual.reshape(-1, residual.shape[-1])
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, norm_eps, norm_kind)
     pairs = [
@@ -77,7 +81,8 @@ def linear(
         if soft_cap:
             y = torch.tanh(y / soft_cap) * soft_cap
         rows.append(y if residual is None else residual[m].float() + y)
-    return torch.stack(rows).to(torch.float32 if fp32_out else x.dtype)
+    y = torch.stack(rows).to(torch.float32 if fp32_out else x.dtype)
+    return y.view(*leading, y.shape[-1])
 
 
 def linear_out(
@@ -107,8 +112,9 @@ def linear_out(
     """``linear`` of csrc/linear.h into ``out`` and, with a branch, ``residual_out``."""
     check_overlap(out, residual_out, x, branch, residual)
     if branch is not None and residual_out is not None:
+        branch = branch.reshape(x.shape)
         x = add_branch(x, branch, branch_norm_weight, branch_norm_eps, branch_norm_kind)
-        residual_out.copy_(x)
+        residual_out.copy_(x.view(residual_out.shape))
     result = linear(
         x,
         w0,
@@ -128,13 +134,13 @@ def linear_out(
         weights_static,
         out.dtype == torch.float32,
     )
-    out.copy_(result)
+    out.copy_(result.view(out.shape))
 
 
 def embedding(
     ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
 ) -> torch.Tensor:
-    """``scale * table[ids]`` for flat ``ids``, rounded once; an id outside is an IndexError."""
+    """``scale * table[ids]`` for ``ids [...]``, rounded once; an id outside is an IndexError."""
     rows = F.embedding(ids, table)
     return rows if scale == 1.0 else (rows.float() * scale).to(table.dtype)
 
@@ -142,5 +148,5 @@ def embedding(
 def embedding_out(
     out: torch.Tensor, ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
 ) -> None:
-    """``embedding`` into ``out [len(ids), D]``."""
+    """``embedding`` into ``out [..., D]``."""
     out.copy_(embedding(ids, table, scale, weights_static))

@@ -45,8 +45,8 @@ def apply(
     branch, branch_norm_weight, branch_norm_eps, residual_out = add
     residual, activation, gated, scale, soft_cap = epilogue
 
-    rows = arguments.input_rows(op, x)
-    arguments.check_weights(op, x, weights, biases, *names)
+    k = arguments.check_input(op, x)
+    n = arguments.check_weights(op, x, k, weights, biases, names)
     if torch.is_grad_enabled():
         inputs = (x, *weights, *biases, norm_weight, branch, branch_norm_weight, residual)
         checks.inference_only(op, *inputs)
@@ -55,21 +55,25 @@ def apply(
     if not (branch is branch_norm_weight is branch_norm_eps is residual_out is None):
         arguments.check_norm(op, "branch_norm", branch_norm_weight, branch_norm_eps, x)
         branch, residual_out = arguments.branch_rows(op, branch, residual_out, x)
-    n = weights[0].shape[0] if gated else sum([weight.shape[0] for weight in weights])
+    if gated:
+        n = n // 2
     if residual is not None:
         residual = arguments.operand_rows(op, "residual", residual, x, n)
     dtype = arguments.output_dtype(op, x, out_dtype, out)
     target = None if out is None else arguments.output_rows(op, "out", out, x, n, dtype)
 
     kind = ZERO_CENTERED_RMS_NORM if zero_centered else RMS_NORM
+    norm_eps = norm_eps or 0.0
     branch_args = (branch, branch_norm_weight, branch_norm_eps or 0.0)
-    if 0 < rows.shape[0] <= MAX_ROWS:
+    rows = arguments.rows_of(x)
+    results: Sequence[torch.Tensor]
+    if 0 < x.numel() <= MAX_ROWS * k:
         operands = (
             rows,
             *_three(weights),
             *_three(biases),
             norm_weight,
-            norm_eps or 0.0,
+            norm_eps,
             NO_NORM if norm_weight is None else kind,
             residual,
             activation,
@@ -79,31 +83,26 @@ def apply(
             weights_static,
         )
         if target is None and branch is None:
-            results = [ops.linear(*operands, dtype == torch.float32)]
+            results = (ops.linear(*operands, dtype is torch.float32),)
         else:
             if target is None:
-                target = rows.new_empty((rows.shape[0], n), dtype=dtype)
+                target = rows.new_empty((*rows.shape[:-1], n), dtype=dtype)
             branch_kind = NO_NORM if branch_norm_weight is None else kind
             ops.linear_out(target, residual_out, *branch_args, branch_kind, *operands)
-            results = [target]
+            results = (target,)
     else:
-        rows = many_rows.prologue(
-            rows, *branch_args, residual_out, norm_weight, norm_eps or 0.0, kind
-        )
+        prologue = (*branch_args, residual_out, norm_weight, norm_eps, kind)
         epilogue = (residual, activation, gated, scale, soft_cap)
-        results = many_rows.products(rows, weights, biases, epilogue, dtype == torch.float32)
-        if target is not None:
-            columns = target.split([result.shape[1] for result in results], dim=1)
-            for column, result in zip(columns, results, strict=True):
-                column.copy_(result)
+        results = many_rows.apply(rows, weights, biases, prologue, epilogue, dtype, target)
     if out is not None:
-        return [out]
-    if x.dim() == 2:
+        return (out,)
+    if results[0].dim() == x.dim():
         return results
     return [result.view(*x.shape[:-1], result.shape[-1]) for result in results]
 
 
 def _three(tensors: Sequence[Maybe]) -> tuple[Maybe, Maybe, Maybe]:
     """Padded with None to the three operands of the schema."""
-    count = len(tensors)
-    return tensors[0], tensors[1] if count > 1 else None, tensors[2] if count > 2 else None
+    if len(tensors) == 1:
+        return tensors[0], None, None
+    return tensors[0], tensors[1], tensors[2] if len(tensors) == 3 else None

@@ -53,7 +53,7 @@ def _linear_fake(  # the schema's arguments
     columns = w0.shape[0]
     if not gated:
         columns = sum(weight.shape[0] for weight in (w0, w1, w2) if weight is not None)
-    return x.new_empty((x.shape[0], columns), dtype=torch.float32 if fp32_out else x.dtype)
+    return x.new_empty((*x.shape[:-1], columns), dtype=torch.float32 if fp32_out else x.dtype)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("linear_out"), lib=_LIB)
@@ -65,7 +65,7 @@ def _linear_out_fake(*arguments: object) -> None:
 def _embedding_fake(
     ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
 ) -> torch.Tensor:
-    return table.new_empty((ids.shape[0], table.shape[1]))
+    return table.new_empty((*ids.shape, table.shape[1]))
 
 
 @torch.library.register_fake(add_op_namespace_prefix("embedding_out"), lib=_LIB)
