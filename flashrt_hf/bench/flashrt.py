@@ -9,6 +9,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from flash_rt import structures
+    from flash_rt.structures.loops.session import Session
 
 
 class FlashRTRunner:
@@ -35,24 +37,20 @@ class FlashRTRunner:
         out: torch.Tensor = self.loop.generate(ids, max_new_tokens=new_tokens, eos_token_id=())
         return out[:, ids.shape[1] :]
 
+    def _session(self) -> AbstractContextManager[Session]:
+        """The loop's buffers and graphs, for as long as the block lasts."""
+        return self.loop._sessions.use(self.loop.batch_size, self.loop.max_len)
+
     @torch.no_grad()
     def forced_steps(self, ids: torch.Tensor, continuation: torch.Tensor) -> Iterator[torch.Tensor]:
         """See ``peers.Runner.forced_steps``: replays of the captured step, without its choice."""
-        from flash_rt.structures.loops.request import read_request
+        from flash_rt.structures.loops.request import Request
 
         steps = continuation.shape[1]
-        request = read_request(
-            self.loop,
-            ids,
-            None,
-            max_new=steps + 1,
-            eos=(),
-            pad=0,
-            defaults=None,
-            unsupported={},
-        )
+        lengths = (ids.shape[1],) * ids.shape[0]
+        request = Request(ids, lengths, max_new=steps + 1, eos=(), pad=0)
         rows = ids.shape[0]
-        with self.loop._use() as session:
+        with self._session() as session:
             graph = session.graph("forward")
             session.fill(request)
             yield session.step.logits[:rows]
@@ -124,7 +122,7 @@ def host_us_per_step(
 
     The median over ``rounds`` of ``(time(N) - time(1)) / (N - 1)``.
     """
-    with runner.loop._use() as session:
+    with runner._session() as session:
         graph = session.graph("greedy")
     kept = graph.replay
     graph.replay = _no_replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_decode(tmp_path, capsys):
     best = min(part["runs"][name]["ms_per_token"] for name in ("eager", "compile", "max-autotune"))
     ours = part["runs"]["flashrt"]
     assert ours["ratio_to_best_peer"] == pytest.approx(best / ours["ms_per_token"])
-    assert part["host_us_per_step"] > 0
+    assert math.isfinite(part["host_us_per_step"])
     assert part["start"]["total_s"] > 0
     assert part["start"]["bound_regions"] > 0
     assert "tiny-llama | flashrt | " in capsys.readouterr().out
