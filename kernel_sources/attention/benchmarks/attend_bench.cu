@@ -1,0 +1,354 @@
+// Checks and times attend without torch. Build and run from kernel_sources/attention:
+//   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Icsrc -o /tmp/attend_bench \
+//       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench
+// Times are of CUDA graphs over rotating caches, so that every call reads its cache from memory. `alone` is a
+// chain of attend calls; `after a producer` is what a call adds to a chain of small kernels that write q, k
+// and v, which is how a decode step runs it. A failed check makes the exit status 1.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "attend.h"
+#include "common/launch.h"
+#include "common/pdl.cuh"
+
+using flashrt::AttendParams;
+using bf16 = __nv_bfloat16;
+
+#define CHECK(call)                                                                     \
+  do {                                                                                  \
+    cudaError_t error_ = (call);                                                        \
+    if (error_ != cudaSuccess) {                                                        \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));       \
+      std::exit(2);                                                                     \
+    }                                                                                   \
+  } while (0)
+
+struct Config {
+  const char* name;
+  int batch, tokens, heads, kv_heads, dim, slots, length, window;
+  bool norm, interleaved;
+  float soft_cap;
+};
+
+__global__ void fill(bf16* data, int64_t count, uint32_t seed, float spread, float centre) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x = (x ^ (x >> 16)) * 0x85ebca6bu;
+    x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+    x ^= x >> 16;
+    data[i] = __float2bfloat16(centre + spread * (static_cast<float>(x) * 4.6566129e-10f - 1.0f));
+  }
+}
+
+// A kernel that writes q, k and v, as the projection before attend does.
+__global__ void produce(const uint4* from, uint4* to, int count) {
+  flashrt::launch_dependents();
+  flashrt::wait_for_inputs();
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) to[i] = from[i];
+}
+
+bf16* device_rows(int64_t count, uint32_t seed, float spread = 1.0f, float centre = 0.0f) {
+  bf16* data = nullptr;
+  CHECK(cudaMalloc(&data, count * sizeof(bf16)));
+  fill<<<1024, 256>>>(data, count, seed, spread, centre);
+  CHECK(cudaGetLastError());
+  return data;
+}
+
+// One call's tensors; q, k and v lie one after the other in `qkv`, as a fused projection leaves them.
+struct Call {
+  Config config;
+  AttendParams params{};
+  bf16* qkv;
+  bf16* source;  // the same values, for produce
+  int64_t cache_elements;
+  std::vector<float> cos, sin;
+
+  explicit Call(const Config& c) : config(c) {
+    const int width = (c.heads + 2 * c.kv_heads) * c.dim;
+    const int64_t tokens = static_cast<int64_t>(c.batch) * c.tokens;
+    qkv = device_rows(tokens * width, 1);
+    source = device_rows(tokens * width, 1);
+    cache_elements = static_cast<int64_t>(c.batch) * c.kv_heads * c.slots * c.dim;
+    AttendParams& p = params;
+    p.q = qkv;
+    p.k = qkv + c.heads * c.dim;
+    p.v = qkv + (c.heads + c.kv_heads) * c.dim;
+    for (auto* s : {&p.q_strides, &p.k_strides, &p.v_strides}) {
+      (*s)[0] = static_cast<int64_t>(c.tokens) * width;
+      (*s)[1] = width;
+      (*s)[2] = c.dim;
+    }
+    for (auto* s : {&p.k_cache_strides, &p.v_cache_strides}) {
+      (*s)[0] = static_cast<int64_t>(c.kv_heads) * c.slots * c.dim;
+      (*s)[1] = static_cast<int64_t>(c.slots) * c.dim;
+      (*s)[2] = c.dim;
+    }
+    std::vector<int> lengths(c.batch, c.length);
+    int* device_lengths = nullptr;
+    CHECK(cudaMalloc(&device_lengths, c.batch * sizeof(int)));
+    CHECK(cudaMemcpy(device_lengths, lengths.data(), c.batch * sizeof(int), cudaMemcpyHostToDevice));
+    p.lengths = device_lengths;
+    make_tables();
+    if (c.norm) {
+      p.q_weight = device_rows(c.dim, 2, 0.3f, 1.0f);
+      p.k_weight = device_rows(c.dim, 3, 0.3f, 1.0f);
+    }
+    const int64_t bytes = flashrt::attend_workspace_bytes(c.batch, c.tokens, c.heads, c.dim, c.slots);
+    CHECK(cudaMalloc(&p.workspace, bytes));
+    CHECK(cudaMemset(p.workspace, 0, bytes));
+    CHECK(cudaMalloc(&p.out, tokens * c.heads * c.dim * sizeof(bf16)));
+    p.batch = c.batch;
+    p.tokens = c.tokens;
+    p.heads = c.heads;
+    p.kv_heads = c.kv_heads;
+    p.slots = c.slots;
+    p.dim = c.dim;
+    p.window = c.window;
+    p.scaling = 1.0f / std::sqrt(static_cast<float>(c.dim));
+    p.soft_cap = c.soft_cap;
+    p.history_static = true;
+    p.use_clusters = true;
+    p.rows = {1e-6f, c.dim, c.interleaved, false, false, true};
+  }
+
+  void make_tables() {
+    const int dim = config.dim;
+    cos.resize(static_cast<size_t>(config.slots) * dim);
+    sin.resize(cos.size());
+    for (int slot = 0; slot < config.slots; ++slot) {
+      for (int i = 0; i < dim; ++i) {
+        const int frequency = config.interleaved ? i / 2 : i % (dim / 2);
+        const double angle = slot * std::pow(10000.0, -2.0 * frequency / dim);
+        cos[slot * dim + i] = static_cast<float>(std::cos(angle));
+        sin[slot * dim + i] = static_cast<float>(std::sin(angle));
+      }
+    }
+    for (auto [host, target] : {std::pair{&cos, &params.cos}, std::pair{&sin, &params.sin}}) {
+      void* table = nullptr;
+      CHECK(cudaMalloc(&table, host->size() * sizeof(float)));
+      CHECK(cudaMemcpy(table, host->data(), host->size() * sizeof(float), cudaMemcpyHostToDevice));
+      *target = table;
+    }
+    params.table_rows = config.slots;
+    params.table_strides[0] = dim;
+  }
+};
+
+std::vector<float> to_host(const void* data, int64_t count) {
+  std::vector<bf16> raw(count);
+  CHECK(cudaMemcpy(raw.data(), data, count * sizeof(bf16), cudaMemcpyDeviceToHost));
+  std::vector<float> values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = __bfloat162float(raw[i]);
+  return values;
+}
+
+double rounded(double value) { return __bfloat162float(__float2bfloat16(static_cast<float>(value))); }
+
+std::vector<double> reference_row(const Call& call, const float* x, const float* weight, int position) {
+  const int dim = call.config.dim;
+  std::vector<double> y(x, x + dim), z(dim);
+  if (weight != nullptr) {
+    double sum = 0;
+    for (double value : y) sum += value * value;
+    for (int i = 0; i < dim; ++i) y[i] = rounded(y[i] / std::sqrt(sum / dim + 1e-6) * weight[i]);
+  }
+  const float* cos = &call.cos[static_cast<size_t>(position) * dim];
+  const float* sin = &call.sin[static_cast<size_t>(position) * dim];
+  for (int i = 0; i < dim; ++i) {
+    const bool first = call.config.interleaved ? i % 2 == 0 : i < dim / 2;
+    const int distance = call.config.interleaved ? 1 : dim / 2;
+    z[i] = rounded(y[i] * cos[i] + (first ? -y[i + distance] : y[i - distance]) * sin[i]);
+  }
+  return z;
+}
+
+// Largest error of `out` against fp64, over all rows.
+double largest_error(const Call& call, const std::vector<float>& out, const std::vector<float>& k_cache,
+                     const std::vector<float>& v_cache) {
+  const Config& c = call.config;
+  const int width = (c.heads + 2 * c.kv_heads) * c.dim, group = c.heads / c.kv_heads;
+  const auto qkv = to_host(call.qkv, static_cast<int64_t>(c.batch) * c.tokens * width);
+  std::vector<float> q_weight, k_weight;
+  if (c.norm) q_weight = to_host(call.params.q_weight, c.dim);
+  if (c.norm) k_weight = to_host(call.params.k_weight, c.dim);
+  double worst = 0;
+  for (int row = 0; row < c.batch * c.tokens * c.heads; ++row) {
+    const int h = row % c.heads, t = row / c.heads % c.tokens, b = row / c.heads / c.tokens;
+    const int g = h / group, position = c.length + t;
+    const float* q = &qkv[static_cast<size_t>(b * c.tokens + t) * width + h * c.dim];
+    const auto query = reference_row(call, q, c.norm ? q_weight.data() : nullptr, position);
+    std::vector<double> scores, o(c.dim);
+    std::vector<const float*> values;
+    double maximum = -INFINITY, sum = 0;
+    for (int slot = c.window ? std::max(0, position - c.window + 1) : 0; slot <= position; ++slot) {
+      const int fresh = slot - c.length;
+      const float* token = &qkv[static_cast<size_t>(b * c.tokens + std::max(fresh, 0)) * width];
+      const size_t at = ((static_cast<size_t>(b) * c.kv_heads + g) * c.slots + slot) * c.dim;
+      std::vector<double> key(&k_cache[at], &k_cache[at] + c.dim);
+      if (fresh >= 0) {
+        key = reference_row(call, token + (c.heads + g) * c.dim, c.norm ? k_weight.data() : nullptr, slot);
+      }
+      double score = 0;
+      for (int i = 0; i < c.dim; ++i) score += query[i] * key[i];
+      score *= call.params.scaling;
+      if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
+      scores.push_back(score);
+      values.push_back(fresh >= 0 ? token + (c.heads + c.kv_heads + g) * c.dim : &v_cache[at]);
+      maximum = std::max(maximum, score);
+    }
+    for (size_t j = 0; j < scores.size(); ++j) {
+      const double weight = std::exp(scores[j] - maximum);
+      sum += weight;
+      for (int i = 0; i < c.dim; ++i) o[i] += weight * values[j][i];
+    }
+    for (int i = 0; i < c.dim; ++i) {
+      const double error = std::fabs(out[static_cast<size_t>(row) * c.dim + i] - o[i] / sum);
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+  }
+  return worst;
+}
+
+// Against fp64, with clusters against without, and replayed.
+bool check(const Config& config) {
+  Call call(config);
+  const int64_t outs = static_cast<int64_t>(config.batch) * config.tokens * config.heads * config.dim;
+  bf16* k_cache = device_rows(call.cache_elements, 4);
+  bf16* v_cache = device_rows(call.cache_elements, 5);
+  const auto k_before = to_host(k_cache, call.cache_elements);
+  const auto v_before = to_host(v_cache, call.cache_elements);
+  call.params.k_cache = k_cache;
+  call.params.v_cache = v_cache;
+  std::vector<float> results[4];
+  for (int run = 0; run < 4; ++run) {
+    call.params.use_clusters = run % 2 == 0;
+    call.params.history_static = run < 2;
+    CHECK(cudaMemset(call.params.out, 0xff, outs * sizeof(bf16)));
+    CHECK(flashrt::attend_bf16(call.params, nullptr));
+    CHECK(cudaDeviceSynchronize());
+    results[run] = to_host(call.params.out, outs);
+  }
+  const double error = largest_error(call, results[0], k_before, v_before);
+  bool same = true;
+  for (int run = 1; run < 4; ++run) same = same && results[run] == results[0];
+  const bool good = error < 0.01 && same;
+  std::printf("%-34s error %.2e, forms %s: %s\n", config.name, error, same ? "equal" : "DIFFER",
+              good ? "ok" : "FAILED");
+  return good;
+}
+
+// Microseconds per repetition of `step(i)`, i in [0, count), as one graph.
+double time_graph(int count, const std::function<void(int, cudaStream_t)>& step) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK(cudaStreamCreate(&stream));
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < count; ++i) step(i, stream);
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin));
+  CHECK(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int repeat = 0; repeat < 13; ++repeat) {
+    CHECK(cudaEventRecord(begin, stream));
+    CHECK(cudaGraphLaunch(executable, stream));
+    CHECK(cudaEventRecord(end, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    float milliseconds = 0;
+    CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+    if (repeat >= 3) times.push_back(milliseconds);
+  }
+  std::sort(times.begin(), times.end());
+  CHECK(cudaGraphExecDestroy(executable));
+  CHECK(cudaGraphDestroy(graph));
+  CHECK(cudaStreamDestroy(stream));
+  return times[times.size() / 2] * 1e3 / count;
+}
+
+void time_config(const Config& config) {
+  Call call(config);
+  const double live_bytes = 2.0 * config.batch * config.kv_heads * (config.length + 1.0) * config.dim * 2;
+  const int64_t budget = 40ll << 30;
+  const int64_t caches = std::max<int64_t>(
+      2, std::min<int64_t>({256, static_cast<int64_t>(3e8 / live_bytes) + 1,
+                            budget / (4 * call.cache_elements)}));
+  const int count = static_cast<int>(std::max<int64_t>(caches, 36) / caches * caches);
+  bf16* k_caches = device_rows(caches * call.cache_elements, 4);
+  bf16* v_caches = device_rows(caches * call.cache_elements, 5);
+  const int width = (config.heads + 2 * config.kv_heads) * config.dim * config.batch * config.tokens;
+  const auto attend = [&](int i, cudaStream_t stream) {
+    AttendParams params = call.params;
+    params.k_cache = k_caches + i % caches * call.cache_elements;
+    params.v_cache = v_caches + i % caches * call.cache_elements;
+    CHECK(flashrt::attend_bf16(params, stream));
+  };
+  const auto producer = [&](int, cudaStream_t stream) {
+    CHECK(flashrt::launch(produce, dim3((width / 8 + 127) / 128), dim3(128), 0, stream,
+                          reinterpret_cast<const uint4*>(call.source),
+                          reinterpret_cast<uint4*>(call.qkv), width / 8));
+  };
+  const double producers = time_graph(count, producer);
+  std::printf("%-34s S %5d live %5d T %d:", config.name, config.slots, config.length, config.tokens);
+  for (const bool clusters : {true, false}) {
+    for (const bool history_static : {true, false}) {
+      call.params.use_clusters = clusters;
+      call.params.history_static = history_static;
+      const double alone = time_graph(count, attend);
+      const double both = time_graph(count, [&](int i, cudaStream_t stream) {
+        producer(i, stream);
+        attend(i, stream);
+      });
+      std::printf(" | %s%s alone %.2f us (%.2f TB/s), after a producer %.2f us",
+                  clusters ? "clusters" : "workspace", history_static ? "" : ", wait first", alone,
+                  live_bytes / alone * 1e-6, both - producers);
+    }
+  }
+  std::printf("\n");
+  CHECK(cudaFree(k_caches));
+  CHECK(cudaFree(v_caches));
+}
+
+int main() {
+  bool good = true;
+  for (const Config& config : {
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 1024, 300, 0, true, false, 0},
+           Config{"Llama-3.2-1B", 1, 1, 32, 8, 64, 1024, 127, 0, false, false, 0},
+           Config{"empty cache", 1, 1, 32, 8, 128, 1024, 0, 0, true, false, 0},
+           Config{"last slot", 1, 1, 32, 8, 128, 1024, 1023, 0, true, false, 0},
+           Config{"many supers", 1, 1, 32, 8, 128, 16384, 9000, 0, true, false, 0},
+           Config{"more supers than clusters", 1, 1, 32, 8, 64, 32768, 20000, 0, true, false, 0},
+           Config{"4 tokens across an edge", 1, 4, 32, 8, 128, 2048, 1022, 0, true, false, 0},
+           Config{"8 sequences", 8, 1, 16, 8, 64, 512, 200, 0, true, false, 0},
+           Config{"8 tokens, one key head", 1, 8, 8, 1, 128, 512, 121, 0, true, false, 0},
+           Config{"window, soft cap, interleaved", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true, 30},
+           Config{"dim 80", 1, 1, 32, 32, 80, 512, 400, 0, false, false, 0},
+           Config{"dim 96", 1, 2, 32, 8, 96, 512, 400, 0, false, true, 0},
+           Config{"dim 192", 1, 1, 16, 4, 192, 2048, 1500, 0, false, false, 0},
+           Config{"dim 256, one key head", 1, 1, 8, 1, 256, 1024, 700, 0, true, false, 0},
+       }) {
+    good = check(config) && good;
+  }
+  for (const int live : {128, 256, 512, 1000}) {
+    time_config({"Qwen3-8B", 1, 1, 32, 8, 128, 1024, live, 0, true, false, 0});
+    time_config({"Llama-3.2-1B", 1, 1, 32, 8, 64, 1024, live, 0, false, false, 0});
+  }
+  for (const int live : {512, 4096, 16384, 20000, 32000}) {
+    time_config({"Qwen3-8B", 1, 1, 32, 8, 128, 32768, live, 0, true, false, 0});
+  }
+  time_config({"Qwen3-8B", 1, 4, 32, 8, 128, 1024, 512, 0, true, false, 0});
+  time_config({"Qwen3-8B", 1, 4, 32, 8, 128, 32768, 16384, 0, true, false, 0});
+  std::printf(good ? "all checks passed\n" : "CHECKS FAILED\n");
+  return good ? 0 : 1;
+}
