@@ -23,10 +23,10 @@ ElementType element_type(const Tensor& tensor) {
   }
 }
 
-// Operands are rows: a matrix, or a contiguous tensor of any dims.
+// Operands are rows: a matrix, or a contiguous tensor of any dims. One row has no pitch of its own.
 int64_t columns_of(const Tensor& rows) { return rows.size(rows.dim() - 1); }
 int64_t row_stride(const Tensor& rows) {
-  return rows.dim() == 2 ? rows.stride(0) : columns_of(rows);
+  return rows.dim() == 2 && rows.size(0) > 1 ? rows.stride(0) : columns_of(rows);
 }
 int64_t row_count(const Tensor& rows) {
   return rows.dim() == 2 ? rows.size(0) : rows.numel() / columns_of(rows);

@@ -80,18 +80,19 @@ def check_table(op: str, table: torch.Tensor) -> None:
 
 def check_vector(op: str, name: str, vector: torch.Tensor, size: int, x: torch.Tensor) -> None:
     """A contiguous ``[size]`` with the dtype and device of ``x``."""
-    checks.shape_is(op, name, vector, (size,))
-    checks.contiguous(op, name, vector)
-    check_like(op, name, vector, x)
+    if vector.shape != (size,) or not vector.is_contiguous():
+        checks.shape_is(op, name, vector, (size,))
+        checks.contiguous(op, name, vector)
+    if vector.dtype is not x.dtype or vector.device != x.device:
+        check_like(op, name, vector, x)
 
 
 def operand_rows(
-    op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, columns: int
+    op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Rows of a read operand of shape ``[*x.shape[:-1], columns]``."""
-    shape = tensor.shape
-    if shape[:-1] != x.shape[:-1] or shape[-1] != columns:
-        checks.shape_is(op, name, tensor, (*x.shape[:-1], columns))
+    """Rows of a read operand."""
+    if tensor.shape != shape:
+        checks.shape_is(op, name, tensor, shape)
     if tensor.dtype is not x.dtype or tensor.device != x.device:
         check_like(op, name, tensor, x)
     if tensor.is_contiguous():
@@ -101,15 +102,23 @@ def operand_rows(
 
 
 def output_rows(
-    op: str, name: str, tensor: torch.Tensor, x: torch.Tensor, columns: int, dtype: torch.dtype
+    op: str,
+    name: str,
+    tensor: torch.Tensor,
+    x: torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Rows of a written operand of shape ``[*x.shape[:-1], columns]``, never a copy."""
-    checks.output(op, name, tensor, (*x.shape[:-1], columns), dtype, x.device)
-    if tensor.dim() == 2 or tensor.is_contiguous():
+    """Rows of a written operand, never a copy."""
+    good = tensor.shape == shape and tensor.dtype is dtype and tensor.device == x.device
+    if good and tensor.is_contiguous():
+        return tensor
+    checks.output(op, name, tensor, shape, dtype, x.device)
+    if tensor.dim() == 2:
         return tensor
     if not _mergeable(tensor):
         checks.fail(op, name, "have rows at one distance", f"strides {tensor.stride()}")
-    return tensor.view(-1, columns)
+    return tensor.view(-1, shape[-1])
 
 
 def output_dtype(
@@ -134,7 +143,8 @@ def check_norm(
     elif eps is None:
         checks.fail(op, f"{name}_eps", f"be given with {name}_weight", None)
     else:
-        checks.not_negative(op, f"{name}_eps", eps)
+        if not 0.0 <= eps < float("inf"):
+            checks.not_negative(op, f"{name}_eps", eps)
         check_vector(op, f"{name}_weight", weight, x.shape[-1], x)
 
 
@@ -146,9 +156,8 @@ def branch_rows(
         checks.fail(op, "branch", "be given with residual_out or a branch norm", None)
     if residual_out is None:
         checks.fail(op, "residual_out", "be given with branch (torch.empty_like(x))", None)
-    k = x.shape[-1]
-    rows = operand_rows(op, "branch", branch, x, k)
-    return rows, output_rows(op, "residual_out", residual_out, x, k, x.dtype)
+    rows = operand_rows(op, "branch", branch, x, x.shape)
+    return rows, output_rows(op, "residual_out", residual_out, x, x.shape, x.dtype)
 
 
 def check_like(op: str, name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:

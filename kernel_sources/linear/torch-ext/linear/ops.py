@@ -138,7 +138,7 @@ def linear_split(
     )
     if len(results) == len(weights):
         return tuple(results)
-    return results[0].split([weight.shape[0] for weight in weights], dim=-1)
+    return torch.split_with_sizes(results[0], [weight.shape[0] for weight in weights], -1)
 
 
 def gated_linear(

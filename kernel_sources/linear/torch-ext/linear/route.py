@@ -57,10 +57,15 @@ def apply(
         branch, residual_out = arguments.branch_rows(op, branch, residual_out, x)
     if gated:
         n = n // 2
-    if residual is not None:
-        residual = arguments.operand_rows(op, "residual", residual, x, n)
-    dtype = arguments.output_dtype(op, x, out_dtype, out)
-    target = None if out is None else arguments.output_rows(op, "out", out, x, n, dtype)
+    dtype, target = x.dtype, out
+    if out is not None or out_dtype is not None:
+        dtype = arguments.output_dtype(op, x, out_dtype, out)
+    if out is not None or residual is not None:
+        shape = (*x.shape[:-1], n)
+        if residual is not None:
+            residual = arguments.operand_rows(op, "residual", residual, x, shape)
+        if out is not None:
+            target = arguments.output_rows(op, "out", out, x, shape, dtype)
 
     kind = ZERO_CENTERED_RMS_NORM if zero_centered else RMS_NORM
     norm_eps = norm_eps or 0.0
