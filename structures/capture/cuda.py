@@ -7,15 +7,20 @@ from contextlib import suppress
 import torch
 
 from .protocol import CaptureError, Graph, Pool, Step, check_warmups
-from .streams import collector_paused, recording_thread
+from .streams import collector_paused, is_recording, recording_thread
 
 
 class CudaPool:
-    """A graph memory pool and the stream that used it last."""
+    """A graph memory pool, the side stream that records into it, and the stream used last.
+
+    cuBLAS keeps a workspace per stream, so graphs recorded on one stream share it. A stream per
+    pool keeps models that replay at the same time apart.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.handle = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._index: int = device.index
         self._last_raw: int | None = None
         self._last: torch.cuda.Stream | None = None
@@ -52,7 +57,7 @@ def _replay_released() -> None:
 
 
 class CudaBackend:
-    """Records on one side stream per device, in ``thread_local`` mode.
+    """Records in ``thread_local`` mode, on the pool's side stream.
 
     Other threads may therefore use the GPU during a recording. Nothing waits for the device and
     no cached memory is given back, so a ladder of prefill graphs records quickly.
@@ -61,7 +66,6 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def new_pool(self) -> CudaPool:
         """A new memory pool."""
@@ -74,19 +78,19 @@ class CudaBackend:
             pool = self.new_pool()
         if not isinstance(pool, CudaPool):
             raise TypeError(f"record: pool must come from this backend, got {type(pool).__name__}")
-        if torch.cuda.is_current_stream_capturing():
+        if is_recording() or torch.cuda.is_current_stream_capturing():
             raise CaptureError("record: the current stream must not be capturing, but it is")
         with torch.cuda.device(self.device), torch.no_grad():
             current = torch.cuda.current_stream()
             pool.join()
-            self._stream.wait_stream(current)
+            pool.stream.wait_stream(current)
             try:
-                with torch.cuda.stream(self._stream), recording_thread(), collector_paused():
+                with torch.cuda.stream(pool.stream), recording_thread(), collector_paused():
                     for _ in range(warmups):
                         step()
                     graph = self._capture(step, pool)
             finally:
-                current.wait_stream(self._stream)
+                current.wait_stream(pool.stream)
         return CudaGraph(graph, pool)
 
     def _capture(self, step: Step, pool: CudaPool) -> torch.cuda.CUDAGraph:

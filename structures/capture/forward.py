@@ -123,13 +123,17 @@ class CapturedForward:
             try:
                 key, tensors = read(named, self._device, grad=grad)
             except OtherDeviceError:
-                if not self._refresh():
+                self.watch.check()
+                if not self._renew():
                     raise
                 key, tensors = read(named, self._device, grad=grad)
-        except NotCapturableError as reason:
-            return self._eager(str(reason), args, kwargs)
+        except NotCapturableError as error:
+            return self._eager(str(error), args, kwargs)
         with self._lock:
-            self._refresh()
+            reason = self.watch.check()
+            self._renew()
+            if reason is not None:
+                return self._eager(reason, args, kwargs)
             key = (settings(self._device.type), key)
             return self._captured(key, named, tensors, args, kwargs)
 
@@ -149,16 +153,14 @@ class CapturedForward:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        reason = self.watch.refusal()
-        if reason is None and self._backend is None:
+        recorded = self._graphs.get(key)
+        if recorded is not None:
+            self.stats.replays += 1
+            self._pool_of().join()
+            return recorded(tensors)
+        reason = self._refused.get(key)
+        if self._backend is None:
             reason = "the module's tensors are on several devices, or on one that has no graphs"
-        if reason is None:
-            recorded = self._graphs.get(key)
-            if recorded is not None:
-                self.stats.replays += 1
-                self._pool_of().join()
-                return recorded(tensors)
-            reason = self._refused.get(key)
         if reason is None and not self._worth_recording(key):
             reason = "the call's shapes were new, and earlier graphs were not used again"
         if reason is not None:
@@ -239,10 +241,9 @@ class CapturedForward:
         self.stats.fallbacks[reason] += 1
         return self._forward(*args, **kwargs)
 
-    def _refresh(self) -> bool:
+    def _renew(self) -> bool:
         """Drop every graph when the module has changed since they were recorded."""
         with self._lock:
-            self.watch.changed()
             if self.watch.generation == self._generation:
                 return False
             if len(self._graphs):

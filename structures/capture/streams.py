@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 _recording_threads: set[int] = set()
+_one_at_a_time = threading.Lock()
 
 
 def is_recording() -> bool:
@@ -23,23 +24,22 @@ def recording_thread() -> Iterator[None]:
 
     transformers asks it and then skips the checks that wait for the device, which selects other
     masks and kernels. Warm-up, recording and the tape must take the path that is recorded.
+    Recordings of several threads wait for each other.
     """
     me = threading.get_ident()
-    if me in _recording_threads:
-        yield
-        return
-    original = torch.cuda.is_current_stream_capturing
+    with _one_at_a_time:
+        original = torch.cuda.is_current_stream_capturing
 
-    def is_current_stream_capturing() -> bool:
-        return threading.get_ident() == me or bool(original())
+        def is_current_stream_capturing() -> bool:
+            return threading.get_ident() == me or bool(original())
 
-    _recording_threads.add(me)
-    torch.cuda.is_current_stream_capturing = is_current_stream_capturing
-    try:
-        yield
-    finally:
-        torch.cuda.is_current_stream_capturing = original
-        _recording_threads.discard(me)
+        _recording_threads.add(me)
+        torch.cuda.is_current_stream_capturing = is_current_stream_capturing
+        try:
+            yield
+        finally:
+            torch.cuda.is_current_stream_capturing = original
+            _recording_threads.discard(me)
 
 
 @contextmanager
