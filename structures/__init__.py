@@ -1,7 +1,7 @@
 """FlashRT structures: fused kernels and captured graphs inside unmodified models.
 
 ``plan`` decides without touching anything, ``attach`` binds, ``explain`` says what runs where and
-why, ``Plan.detach()`` gives the host back bit for bit.
+why, ``Plan.detach()`` gives the host back bit for bit. ``decode_loop`` generates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ if __name__ != "flash_rt.structures":
 from .attach import attach
 from .capture import capture
 from .explain import explain
+from .loops import DecodeLoop, decode_loop
 from .mapping import layer_mapping
 from .plan import Plan, plan
 
-__all__ = ["Plan", "attach", "capture", "explain", "layer_mapping", "plan"]
+__all__ = [
+    "DecodeLoop",
+    "Plan",
+    "attach",
+    "capture",
+    "decode_loop",
+    "explain",
+    "layer_mapping",
+    "plan",
+]

@@ -56,6 +56,7 @@ def attach(
     try:
         _bind(made, host, binder)
         made.captured = _capture(target, binder)
+        made.generation = _open_generate(made, host, binder)
     except BaseException:
         binder.restore()
         raise
@@ -80,7 +81,7 @@ def _target(model: Any, host: nn.Module, forward: Callable[..., Any] | None) -> 
 def _path_of(host: nn.Module, target: nn.Module) -> str:
     for name, module in host.named_modules():
         if module is target:
-            return name
+            return str(name)
     raise TypeError(
         f"attach: forward belongs to a {type(target).__name__} that is not part of the model"
     )
@@ -119,6 +120,13 @@ def _capture(module: nn.Module, binder: Binder) -> CapturedForward:
     return captured
 
 
+def _open_generate(plan: Plan, model: nn.Module, binder: Binder) -> Any:
+    """Let ``generate`` use the decode loop, where the model has one."""
+    from .loops.generate import open_door
+
+    return open_door(plan, model, binder)
+
+
 def _wants_grad(values: Iterable[Any]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
@@ -132,4 +140,7 @@ def detach(plan: Plan) -> None:
     if plan.captured is not None:
         plan.captured.release()
     plan.captured = None
+    if plan.generation is not None:
+        plan.generation.release()
+    plan.generation = None
     binder.restore()

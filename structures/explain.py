@@ -72,6 +72,8 @@ def explain(plan: Plan) -> Table:
             "train(), run the host's own code"
         )
         notes.extend(plan.captured.stats.lines())
+    if plan.generation is not None:
+        notes.extend(plan.generation.lines())
     return Table(plan.decisions, tuple(notes))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from .numbers import costs, numbers, place
 from .prove import Disproof
 from .region import Region
 from .rows import decide
+
+if TYPE_CHECKING:
+    from .loops.generate import GenerateDoor
 
 PRECISIONS = ("auto", "bf16")
 
@@ -46,6 +49,7 @@ class Plan:
         notes: lines about the whole model for explain (grad, capture, loops).
         candidates: the bound regions with structure and spec, by path.
         captured: the captured forward while attached; its ``stats`` count replays and fallbacks.
+        generation: what ``generate`` does while attached; None for a model without it.
     """
 
     settings: Settings
@@ -54,6 +58,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     binder: Binder | None = None
     captured: CapturedForward | None = None
+    generation: GenerateDoor | None = None
     _model: weakref.ref[nn.Module] | None = None
 
     @property

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from ..attach import attach
-from ..catalogue.head import propose_head, read_embedding
+from ..binding import PLAN
 from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
-from .decoder import DecoderSpec, final_norm, layer_specs, read_form
+from .decoder import DecoderSpec, read_decoder
 from .request import Request, read_request
 from .session import Session, Sessions
-from .wiring import prove_wiring
 
 MAX_BATCH = 8  # rows of one fused kernel
 
@@ -31,23 +30,7 @@ class Streamer(Protocol):
         """No more tokens."""
 
 
-def read_decoder(model: nn.Module, plan: Plan) -> DecoderSpec:
-    """The proven description of ``model`` as a decoder.
-
-    Raises:
-        NotThisForm: it is none that a loop can run, with the regions and reasons that decided.
-    """
-    form = read_form(model)
-    layers, norm = layer_specs(plan, form), final_norm(plan, form)
-    embedding = read_embedding(model.get_submodule(form.base), form.embedding)
-    heads = propose_head(model, norm, getattr(model, "config", None))
-    candidates = (DecoderSpec(form, embedding, layers, head) for head in heads)
-    return prove_wiring(model, form, candidates)
-
-
-def decode_loop(
-    model: Any, *, max_len: int, batch_size: int = 1, plan: Plan | None = None
-) -> DecodeLoop:
+def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     """A loop that generates from ``model`` with one captured graph a token.
 
     Args:
@@ -55,7 +38,6 @@ def decode_loop(
             when it is not yet.
         max_len: most positions of a row, prompt and new tokens together.
         batch_size: most rows of a request, 1 to 8.
-        plan: the plan in force, when the caller has it.
 
     Raises:
         ValueError: a size out of range, or a model that the loop cannot run; the text lists the
@@ -66,9 +48,9 @@ def decode_loop(
     if not 1 <= batch_size <= MAX_BATCH:
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
     host = host_of(model)
-    plan = plan or attach(model)
+    plan: Plan = vars(host).get(PLAN) or attach(model)
     try:
-        spec = read_decoder(host, plan)
+        spec = plan.generation and plan.generation.spec or read_decoder(host, plan)
     except NotThisForm as reason:
         name = type(host).__name__
         raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..catalogue.decoder_layer import LayerSpec
-from ..catalogue.head import EmbeddingSpec, HeadSpec
+from ..catalogue.head import EmbeddingSpec, HeadSpec, propose_head, read_embedding
 from ..catalogue.rms_norm import RmsNormSpec
 from ..catalogue.spec import Norm, NotThisForm, child_named
 from ..decision import Bound
@@ -82,6 +82,22 @@ def read_form(model: nn.Module) -> DecoderForm:
     count = len(list(children[layers].children()))
     types = _layer_types(base, module, count)
     return DecoderForm(path, embedding, layers, norm, rotary[0] if rotary else None, types)
+
+
+def read_decoder(model: nn.Module, plan: Plan) -> DecoderSpec:
+    """The proven description of ``model`` as a decoder.
+
+    Raises:
+        NotThisForm: it is none that a loop can run, with the regions and reasons that decided.
+    """
+    from .wiring import prove_wiring
+
+    form = read_form(model)
+    layers, norm = layer_specs(plan, form), final_norm(plan, form)
+    embedding = read_embedding(model.get_submodule(form.base), form.embedding)
+    heads = propose_head(model, norm, getattr(model, "config", None))
+    candidates = (DecoderSpec(form, embedding, layers, head) for head in heads)
+    return prove_wiring(model, form, candidates)
 
 
 def layer_specs(plan: Plan, form: DecoderForm) -> tuple[LayerSpec, ...]:

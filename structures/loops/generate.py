@@ -1,0 +1,253 @@
+"""``model.generate`` of an attached transformers model, through the decode loop where it can be.
+
+Overridden is ``_sample``, behind which transformers' own ``generate`` has already prepared inputs,
+processors, stopping criteria and streamer. A greedy request replays whole steps. With logits
+processors or stopping criteria of other kinds these run between replays of the forward. Everything
+else is the host's own ``_sample``, and ``explain`` says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..binding import PLAN, Binder, host_class
+from ..catalogue.layer_math import Families
+from ..catalogue.spec import NotThisForm
+from ..kernels import KernelUnavailable
+from ..plan import Plan
+from .cache import EOS_SLOTS
+from .decode import MAX_BATCH, run_greedy
+from .decoder import DecoderSpec, read_decoder
+from .request import Request, padded_on_the_left
+from .session import LoopRefused, Session, Sessions
+
+CACHES = ("past_key_values", "cache")
+READ = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
+LENGTH_STEP = 1024  # sessions hold a multiple of this, so that a longer request seldom makes a new one
+
+_own_cache: ContextVar[bool] = ContextVar("flashrt_own_cache", default=False)
+
+
+class HostOnly(Exception):
+    """A request that the host must answer; the text says why."""
+
+
+@dataclass
+class GenerateDoor:
+    """What ``generate`` of one attached model does, and how often it did which.
+
+    Attributes:
+        refusal: why no request can run on the loop; None when requests can.
+        looped, between, hosted: requests that ran on whole captured steps, on captured forwards
+            with the host's processors and criteria between them, or on the host, by reason.
+    """
+
+    spec: DecoderSpec | None = None
+    refusal: str | None = None
+    looped: int = 0
+    between: int = 0
+    hosted: Counter[str] = field(default_factory=Counter)
+    sessions: Sessions | None = None
+
+    def lines(self) -> list[str]:
+        """For explain."""
+        if self.refusal is not None:
+            return [f"generate: the host's own code, because {self.refusal}"]
+        counts = f"{self.looped} requests so far, {self.between} with host code between steps"
+        lines = [f"generate: greedy requests run on the decode loop ({counts})"]
+        for reason, count in self.hosted.items():
+            lines.append(f"generate: {count} requests ran on the host, because {reason}")
+        return lines
+
+    def release(self) -> None:
+        """Give caches and graphs back."""
+        if self.sessions is not None:
+            self.sessions.clear()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A request that the loop can run."""
+
+    request: Request
+    processors: Any
+    criteria: Any
+
+    @property
+    def whole_steps(self) -> bool:
+        """Whether nothing of the host's has to run between steps."""
+        known = {"MaxLengthCriteria", "EosTokenCriteria"}
+        return not self.processors and all(type(c).__name__ in known for c in self.criteria)
+
+
+def open_door(plan: Plan, model: nn.Module, binder: Binder) -> GenerateDoor | None:
+    """Override ``generate`` and ``_sample`` of a model that has them.
+
+    Returns:
+        What counts its requests; None for a model that does not generate.
+    """
+    if not callable(getattr(model, "_sample", None)):
+        return None
+    door = GenerateDoor()
+    try:
+        door.spec = read_decoder(model, plan)
+        door.sessions = Sessions(model, door.spec, Families.load())
+    except (NotThisForm, KernelUnavailable) as reason:
+        door.refusal = str(reason)
+        return door
+    host: Any = host_class(model)
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = any(kwargs.get(name) is not None for name in CACHES)
+        token = _own_cache.set(given)
+        try:
+            return host.generate(self, *args, **kwargs)
+        finally:
+            _own_cache.reset(token)
+
+    def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found: Plan | None = vars(self).get(PLAN)
+        current = None if found is None else found.generation
+        if current is None or args[1:]:
+            return host._sample(self, *args, **kwargs)
+        try:
+            return current_sample(current, self, *args, **kwargs)
+        except HostOnly as reason:
+            current.hosted[str(reason)] += 1
+            return host._sample(self, *args, **kwargs)
+
+    binder.override(model, "generate", generate=generate, _sample=_sample)
+    return door
+
+
+@torch.no_grad()
+def current_sample(
+    door: GenerateDoor,
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> torch.Tensor:
+    """``_sample`` on the loop; raises ``HostOnly`` before anything has run or been streamed."""
+    if synced_gpus:
+        raise HostOnly("synced_gpus is set")
+    if model.training:
+        raise HostOnly("the model is in training mode")
+    call = _read(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+    assert door.sessions is not None
+    length = input_ids.shape[1] + call.request.max_new
+    length = -(-length // LENGTH_STEP) * LENGTH_STEP
+    try:
+        with door.sessions.use(call.request.batch, length) as session:
+            run: Callable[..., torch.Tensor] = run_greedy if call.whole_steps else run_between
+            new = run(session, call.request, streamer, **_between(call))
+    except (LoopRefused, NotThisForm) as reason:
+        raise HostOnly(str(reason)) from None
+    if call.whole_steps:
+        door.looped += 1
+    else:
+        door.between += 1
+    if streamer is not None:
+        streamer.end()
+    return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
+
+
+def _between(call: _Call) -> dict[str, Any]:
+    if call.whole_steps:
+        return {}
+    return {"processors": call.processors, "criteria": call.criteria}
+
+
+def _read(
+    input_ids: torch.Tensor,
+    processors: Any,
+    criteria: Any,
+    config: Any,
+    model_kwargs: dict[str, Any],
+) -> _Call:
+    """What transformers asks of ``_sample``, as a request of the loop."""
+    if config.do_sample:
+        raise HostOnly("do_sample=True: the loop decodes greedily")
+    if config.return_dict_in_generate:
+        raise HostOnly("return_dict_in_generate=True: the loop returns ids only")
+    if getattr(config, "is_assistant", False):
+        raise HostOnly("the model is another one's assistant")
+    if _own_cache.get():
+        raise HostOnly("the caller passed a cache")
+    if config.use_cache is False or model_kwargs.get("use_cache") is False:
+        raise HostOnly("use_cache=False")
+    if config.cache_implementation not in (None, "dynamic"):
+        raise HostOnly(f"cache_implementation={config.cache_implementation!r}")
+    for name, value in model_kwargs.items():
+        if name not in READ + CACHES and value is not None:
+            raise HostOnly(f"the loop does not read {name}")
+    batch, width = input_ids.shape
+    if batch > MAX_BATCH:
+        raise HostOnly(f"a batch of {batch}; the loop runs up to {MAX_BATCH} rows")
+    if width == 0:
+        raise HostOnly("the prompt is empty")
+    lengths = _lengths(input_ids, model_kwargs)
+    limits = [c.max_length for c in criteria if type(c).__name__ == "MaxLengthCriteria"]
+    if not limits or min(limits) <= width:
+        raise HostOnly("no length limit beyond the prompt")
+    ends = [c.eos_token_id for c in criteria if type(c).__name__ == "EosTokenCriteria"]
+    eos = tuple(int(e) for tensor in ends for e in torch.as_tensor(tensor).flatten())
+    if len(eos) > EOS_SLOTS:
+        raise HostOnly(f"{len(eos)} end-of-sequence ids; the loop tests {EOS_SLOTS}")
+    pad = getattr(config, "_pad_token_tensor", None)
+    pad_id = (eos[0] if eos else 0) if pad is None else int(pad)
+    request = Request(input_ids.long(), lengths, min(limits) - width, eos, pad_id)
+    return _Call(request, processors, criteria)
+
+
+def _lengths(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> tuple[int, ...]:
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    if mask is None:
+        mask = torch.ones(input_ids.shape, dtype=torch.bool)
+    elif not isinstance(mask, torch.Tensor) or mask.shape != input_ids.shape:
+        raise HostOnly("the attention mask has not the shape of the prompt")
+    mask = mask.bool().cpu()
+    if not padded_on_the_left(mask):
+        raise HostOnly("the attention mask is not padding on the left")
+    if positions is not None:
+        wanted = mask.long().cumsum(-1) - 1
+        given = positions.cpu().expand(mask.shape) if positions.dim() == 2 else None
+        if given is None or not torch.equal(given[mask], wanted[mask]):
+            raise HostOnly("position_ids do not count the tokens of each row from 0")
+    return tuple(int(n) for n in mask.sum(-1))
+
+
+def run_between(
+    session: Session, request: Request, streamer: Any, *, processors: Any, criteria: Any
+) -> torch.Tensor:
+    """All new tokens, int64 ``[B, new]``, with the host's processors and criteria between steps."""
+    graph = session.graph("forward")
+    session.fill(request)
+    state, rows = session.state, request.batch
+    ids = request.input_ids.to(state.tokens.device)
+    running = torch.ones(rows, dtype=torch.bool, device=ids.device)
+    while True:
+        scores = processors(ids, session.step.logits[:rows].clone())
+        chosen = scores.argmax(-1)
+        if request.eos:
+            chosen = chosen.where(running, request.pad)
+        ids = torch.cat([ids, chosen[:, None]], dim=1)
+        running = running & ~criteria(ids, None)
+        if streamer is not None:
+            streamer.put(chosen.cpu())
+        if not bool(running.any()):
+            return ids[:, request.input_ids.shape[1] :]
+        state.next_ids[:rows].copy_(chosen)
+        state.lengths[:rows].add_(1)
+        graph.replay()
