@@ -19,6 +19,9 @@ def test_opcheck(activation, device):
     torch.library.opcheck(ops.activate_out, (x, 1, out))
     torch.library.opcheck(ops.gated, (x, x.clone(), 1))
     torch.library.opcheck(ops.gated_out, (x, x.clone(), 1, out))
+    torch.library.opcheck(ops.gated_packed, (x, 1, False))
+    half = torch.empty(2, 3, 32, dtype=x.dtype, device=device)
+    torch.library.opcheck(ops.gated_packed_out, (x, 1, True, half))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -61,6 +61,17 @@ def test_inputs_may_have_a_producer_in_flight(norm, cuda):
         assert_bitwise(call(late), expected)
 
 
+def test_producer_of_a_weight_is_a_kernel_that_lets_its_successor_start_early(norm, cuda):
+    x = cases.rows(2, 4096, dtype=torch.bfloat16, device=cuda)
+    many = cases.rows(20_000, 4096, dtype=torch.bfloat16, device=cuda)
+    for call in (norm.rms_norm, norm.layer_norm):
+        expected = call(x, norm.rms_norm(many, None)[-1])
+        produced = torch.zeros_like(many)
+        torch.cuda.synchronize()
+        norm.rms_norm(many, None, out=produced)
+        assert_bitwise(call(x, produced[-1]), expected)
+
+
 @pytest.mark.parametrize("size", [64, 128, 4096])
 def test_many_rows(norm, cuda, size):
     x = cases.rows(20_011, size, dtype=torch.bfloat16, device=cuda)

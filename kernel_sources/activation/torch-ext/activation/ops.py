@@ -29,8 +29,16 @@ def _gated_out(gate, up, activation, out):
     reference.gated_out(gate, up, activation, out)
 
 
+def _gated_packed_out(x, activation, gate_first, out):
+    reference.gated_packed_out(x, activation, gate_first, out)
+
+
 def _like_first(x, *arguments):
     return x.new_empty(x.shape)
+
+
+def _half(x, *arguments):
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
 def _nothing(*arguments):
@@ -42,6 +50,16 @@ _define("activate_out(Tensor x, int activation, Tensor(a!) out) -> ()", _activat
 _define("gated(Tensor gate, Tensor up, int activation) -> Tensor", reference.gated, _like_first)
 _define(
     "gated_out(Tensor gate, Tensor up, int activation, Tensor(a!) out) -> ()", _gated_out, _nothing
+)
+_define(
+    "gated_packed(Tensor x, int activation, bool gate_first) -> Tensor",
+    reference.gated_packed,
+    _half,
+)
+_define(
+    "gated_packed_out(Tensor x, int activation, bool gate_first, Tensor(a!) out) -> ()",
+    _gated_packed_out,
+    _nothing,
 )
 
 
@@ -107,7 +125,19 @@ def gated(
 
     Source: Shazeer 2020, arXiv:2002.05202, eq. 5.
     """
-    return _gated("gated", gate, up, activation, out)
+    op = "gated"
+    number = activation_number(op, activation)
+    checks.inference_only(op, gate, up)
+    _check_input(op, "gate", gate)
+    checks.shape_is(op, "up", up, gate.shape)
+    checks.dtype_in(op, "up", up, (gate.dtype,))
+    checks.same_device(op, "up", up, gate.device)
+    checks.unit_stride(op, "up", up)
+    if out is None:
+        return ops.gated(gate, up, number)
+    checks.output(op, "out", out, gate.shape, gate.dtype, gate.device)
+    ops.gated_out(gate, up, number, out)
+    return out
 
 
 def gated_packed(
@@ -139,27 +169,16 @@ def gated_packed(
     Source: Shazeer 2020, arXiv:2002.05202, eq. 5.
     """
     op = "gated_packed"
-    checks.dims_at_least(op, "x", x, 1)
-    size = x.shape[-1]
-    if size % 2 != 0:
-        checks.fail(op, "x", "have an even last dim", f"shape {tuple(x.shape)}")
-    first, second = x.narrow(-1, 0, size // 2), x.narrow(-1, size // 2, size // 2)
-    gate, up = (first, second) if gate_first else (second, first)
-    return _gated(op, gate, up, activation, out, names=("x", "x"))
-
-
-def _gated(op, gate, up, activation, out, names=("gate", "up")):
     number = activation_number(op, activation)
-    checks.inference_only(op, gate, up)
-    _check_input(op, names[0], gate)
-    checks.shape_is(op, names[1], up, gate.shape)
-    checks.dtype_in(op, names[1], up, (gate.dtype,))
-    checks.same_device(op, names[1], up, gate.device)
-    checks.unit_stride(op, names[1], up)
+    checks.inference_only(op, x)
+    _check_input(op, "x", x)
+    shape = x.shape
+    if shape[-1] % 2 != 0:
+        checks.fail(op, "x", "have an even last dim", f"shape {tuple(shape)}")
     if out is None:
-        return ops.gated(gate, up, number)
-    checks.output(op, "out", out, gate.shape, gate.dtype, gate.device)
-    ops.gated_out(gate, up, number, out)
+        return ops.gated_packed(x, number, gate_first)
+    checks.output(op, "out", out, (*shape[:-1], shape[-1] // 2), x.dtype, x.device)
+    ops.gated_packed_out(x, number, gate_first, out)
     return out
 
 

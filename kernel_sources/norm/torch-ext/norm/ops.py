@@ -207,7 +207,7 @@ def _check(op, x, eps, weight, bias, scale, shift):
 
 
 def _check_parameter(op, name, tensor, x):
-    checks.shape_is(op, name, tensor, x.shape[-1:])
+    checks.shape_is(op, name, tensor, (x.shape[-1],))
     _check_operand(op, name, tensor, x)
 
 
