@@ -7,10 +7,14 @@ built only on failure; a check that passes costs a few hundred nanoseconds and t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
+
+
+LARGEST = sys.float_info.max
 
 
 def fail(op: str, argument: str, rule: str, value: object) -> NoReturn:
@@ -51,15 +55,16 @@ def dims_at_least(op: str, argument: str, tensor: torch.Tensor, count: int) -> N
 
 
 def shape_is(op: str, argument: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
-    if tensor.shape != torch.Size(shape):
+    if tensor.shape != shape and tensor.shape != torch.Size(shape):  # a tuple compares at once
         fail(op, argument, f"have shape {tuple(shape)}", tuple(tensor.shape))
 
 
 def unit_stride(op: str, argument: str, tensor: torch.Tensor) -> None:
     """The last dim is contiguous (a last dim of one element always is)."""
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        dim = tensor.dim() - 1
-        fail(op, argument, f"have unit stride in dim {dim}", f"strides {tensor.stride()}")
+    strides = tensor.stride()
+    if strides[-1] != 1 and tensor.shape[-1] > 1:
+        dim = len(strides) - 1
+        fail(op, argument, f"have unit stride in dim {dim}", f"strides {strides}")
 
 
 def contiguous(op: str, argument: str, tensor: torch.Tensor) -> None:
@@ -81,7 +86,7 @@ def output(
         fail(op, argument, f"be {short_dtype(dtype)}", short_dtype(tensor.dtype))
     same_device(op, argument, tensor, device)
     strides = tensor.stride()
-    if strides:
+    if strides and strides[-1] != 1:
         unit_stride(op, argument, tensor)
     if 0 in strides and any(
         step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)
@@ -96,5 +101,5 @@ def one_of(op: str, argument: str, value: str, choices: Sequence[str]) -> None:
 
 def not_negative(op: str, argument: str, value: float) -> None:
     """``value >= 0`` and finite (a NaN fails too)."""
-    if not 0.0 <= value < float("inf"):
+    if not 0.0 <= value <= LARGEST:
         fail(op, argument, "be finite and not negative", value)
