@@ -75,7 +75,7 @@ struct Work {
     first_row = tile * kTileRows;
     rows = min(kTileRows, p.tokens * group - first_row);
     last_token = (first_row + rows - 1) / group;
-    length = max(length_of_sequence, 0);
+    length = min(max(length_of_sequence, 0), p.slots);
     end = min(length + last_token + 1, p.slots);
     begin = p.window == 0 ? 0 : max(0, length + first_row / group - p.window + 1);
     begin = min(begin, end - 1);

@@ -1,4 +1,4 @@
-"""attend against the same computation written out in fp64: outputs, appended rows, untouched rows."""
+"""attend against the same computation in fp64: outputs, appended rows, untouched rows."""
 
 import attention_cases as cases
 import pytest

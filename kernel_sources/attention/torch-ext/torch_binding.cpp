@@ -14,14 +14,49 @@ void leading_strides(const Tensor& tensor, int64_t (&strides)[3]) {
   for (int dim = 0; dim < 3; ++dim) strides[dim] = tensor.stride(dim);
 }
 
-// Whether every row starts on a 16-byte boundary.
-bool rows_are_vectors(const Tensor& tensor) {
+constexpr int64_t kVectorBytes = 16;
+
+// Whether every row starts on a multiple of `bytes`.
+bool rows_aligned(const Tensor& tensor, int64_t bytes) {
   const int64_t size = element_bytes(element_type(tensor, "attention"));
-  bool whole = reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
+  bool aligned = reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes == 0;
   for (int dim = 0; dim < tensor.dim() - 1; ++dim) {
-    whole = whole && (tensor.size(dim) == 1 || tensor.stride(dim) * size % 16 == 0);
+    aligned = aligned && (tensor.size(dim) == 1 || tensor.stride(dim) * size % bytes == 0);
   }
-  return whole && tensor.size(-1) * size % 16 == 0;
+  return aligned;
+}
+
+// Kernels read and write heads by pairs of elements.
+bool rows_are_pairs(const Tensor& tensor) {
+  return rows_aligned(tensor, 2 * element_bytes(element_type(tensor, "attention")));
+}
+
+// The tensor, or a copy whose rows are pairs.
+Tensor with_pairs(const Tensor& tensor) {
+  if (rows_are_pairs(tensor)) return tensor;
+  Tensor copy = new_like(tensor);
+  torch::stable::copy_(copy, tensor);
+  return copy;
+}
+
+// An output to write to in place of `out`, and what brings its values there.
+class PairOutput {
+ public:
+  explicit PairOutput(const Tensor& out)
+      : out_(out), target_(rows_are_pairs(out) ? out : new_like(out)) {}
+  void* data() const { return target_.data_ptr(); }
+  void finish() {
+    if (target_.data_ptr() != out_.data_ptr()) torch::stable::copy_(out_, target_);
+  }
+
+ private:
+  Tensor out_;
+  Tensor target_;
+};
+
+void check_cache(const Tensor& cache, const char* name) {
+  STD_TORCH_CHECK(rows_aligned(cache, kVectorBytes), "attend: ", name,
+                  " must have rows on 16-byte boundaries, got one that starts elsewhere");
 }
 
 RowSettings row_settings(const Tensor& q, const MaybeTensor& cos, double eps, bool zero_centered,
@@ -36,17 +71,18 @@ RowSettings row_settings(const Tensor& q, const MaybeTensor& cos, double eps, bo
   return rows;
 }
 
-void attend(const Tensor q, const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
-            const Tensor lengths, const MaybeTensor cos, const MaybeTensor sin,
+void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Tensor k_cache,
+            Tensor v_cache, const Tensor lengths, const MaybeTensor cos, const MaybeTensor sin,
             const MaybeTensor q_weight, const MaybeTensor k_weight, Tensor workspace, Tensor out,
             double norm_eps, bool norm_zero_centered, bool norm_over_all, bool interleaved,
             double scaling, int64_t window, double soft_cap, bool history_static) {
-  const DeviceGuard guard(q.get_device_index());
-  STD_TORCH_CHECK(rows_are_vectors(q) && rows_are_vectors(k) && rows_are_vectors(v) &&
-                      rows_are_vectors(k_cache) && rows_are_vectors(v_cache) && rows_are_vectors(out),
-                  "attend: rows of q, k, v, out and the caches must start on 16-byte boundaries");
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(workspace.data_ptr()) % 16 == 0,
+  const DeviceGuard guard(q_given.get_device_index());
+  check_cache(k_cache, "k_cache");
+  check_cache(v_cache, "v_cache");
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(workspace.data_ptr()) % kVectorBytes == 0,
                   "attend: workspace must start on a 16-byte boundary");
+  const Tensor q = with_pairs(q_given), k = with_pairs(k_given), v = with_pairs(v_given);
+  PairOutput result(out);
   AttendParams params{};
   params.q = q.data_ptr();
   params.k = k.data_ptr();
@@ -59,7 +95,7 @@ void attend(const Tensor q, const Tensor k, const Tensor v, Tensor k_cache, Tens
   params.q_weight = pointer_or_null(q_weight);
   params.k_weight = pointer_or_null(k_weight);
   params.workspace = workspace.data_ptr();
-  params.out = out.data_ptr();
+  params.out = result.data();
   leading_strides(q, params.q_strides);
   leading_strides(k, params.k_strides);
   leading_strides(v, params.v_strides);
@@ -87,13 +123,16 @@ void attend(const Tensor q, const Tensor k, const Tensor v, Tensor k_cache, Tens
   params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
   const bool bf16 = q.scalar_type() == ScalarType::BFloat16;
   check_launch((bf16 ? attend_bf16 : attend_fp16)(params, current_stream(q)), "attend");
+  result.finish();
 }
 
-void norm_rope_out(const Tensor q, const Tensor k, const MaybeTensor cos, const MaybeTensor sin,
+void norm_rope_out(const Tensor q_given, const Tensor k_given, const MaybeTensor cos, const MaybeTensor sin,
                    const MaybeTensor q_weight, const MaybeTensor k_weight, double norm_eps,
                    bool norm_zero_centered, bool norm_over_all, bool interleaved, Tensor q_out,
                    Tensor k_out) {
-  const DeviceGuard guard(q.get_device_index());
+  const DeviceGuard guard(q_given.get_device_index());
+  const Tensor q = with_pairs(q_given), k = with_pairs(k_given);
+  PairOutput q_result(q_out), k_result(k_out);
   NormRopeParams params{};
   params.q = q.data_ptr();
   params.k = k.data_ptr();
@@ -101,8 +140,8 @@ void norm_rope_out(const Tensor q, const Tensor k, const MaybeTensor cos, const 
   params.sin = pointer_or_null(sin);
   params.q_weight = pointer_or_null(q_weight);
   params.k_weight = pointer_or_null(k_weight);
-  params.q_out = q_out.data_ptr();
-  params.k_out = k_out.data_ptr();
+  params.q_out = q_result.data();
+  params.k_out = k_result.data();
   leading_strides(q, params.q_strides);
   leading_strides(k, params.k_strides);
   if (cos.has_value()) {
@@ -116,6 +155,8 @@ void norm_rope_out(const Tensor q, const Tensor k, const MaybeTensor cos, const 
   params.dim = static_cast<int>(q.size(3));
   params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
   check_launch(norm_rope(params, element_type(q, "norm_rope"), current_stream(q)), "norm_rope");
+  q_result.finish();
+  k_result.finish();
 }
 
 void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
@@ -136,9 +177,11 @@ void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
   params.kv_heads = static_cast<int>(k.size(2));
   params.slots = static_cast<int>(k_cache.size(2));
   params.dim = static_cast<int>(k.size(3));
-  const bool vectors = rows_are_vectors(k) && rows_are_vectors(v) && rows_are_vectors(k_cache) &&
-                       rows_are_vectors(v_cache);
   const int bytes = static_cast<int>(element_bytes(element_type(k, "append")));
+  bool vectors = params.dim * bytes % kVectorBytes == 0;
+  for (const Tensor& tensor : {k, v, static_cast<const Tensor&>(k_cache), static_cast<const Tensor&>(v_cache)}) {
+    vectors = vectors && rows_aligned(tensor, kVectorBytes);
+  }
   check_launch(append(params, bytes, vectors, current_stream(k)), "append");
 }
 

@@ -1,4 +1,4 @@
-"""Checks of the `attention` ops' arguments, and the copies that make odd layouts work."""
+"""Checks of the `attention` ops' arguments."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ ROTARY = ("half", "interleaved")
 SCOPES = ("head", "all")
 
 
-def check_heads(op: str, q: torch.Tensor, **others: torch.Tensor) -> None:
-    """``q [B, T, H, D]`` and keys or values ``[B, T, G, D]``, G dividing H."""
-    _four_dims(op, "q", q, "[B, T, H, D]")
-    checks.dtype_in(op, "q", q, DTYPES)
-    checks.unit_stride(op, "q", q)
-    batch, tokens, heads, dim = q.shape
-    if dim < 2 or dim % 2:
-        checks.fail(op, "q", "have an even head dim D", f"shape {tuple(q.shape)}")
-    for name, tensor in others.items():
-        check_like(op, name, tensor, q, "[B, T, G, D]")
-        kv_heads = tensor.shape[2]
-        checks.shape_is(op, name, tensor, (batch, tokens, kv_heads, dim))
-        if kv_heads < 1 or heads % kv_heads:
-            checks.fail(op, name, f"have a number of heads G that divides H = {heads}", kv_heads)
+def check_heads(op: str, name: str, x: torch.Tensor, dims: str) -> None:
+    """``x [B, T, heads, D]`` of a known dtype, D even and contiguous."""
+    _four_dims(op, name, x, dims)
+    checks.dtype_in(op, name, x, DTYPES)
+    checks.unit_stride(op, name, x)
+    if x.shape[3] < 2 or x.shape[3] % 2:
+        checks.fail(op, name, "have an even head dim D", f"shape {tuple(x.shape)}")
 
 
-def check_like(op: str, name: str, tensor: torch.Tensor, like: torch.Tensor, dims: str) -> None:
-    """Four dims, and dtype and device of ``like``."""
-    _four_dims(op, name, tensor, dims)
-    checks.dtype_in(op, name, tensor, (like.dtype,))
-    checks.same_device(op, name, tensor, like.device)
+def check_keys(op: str, name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
+    """``[B, T, G, D]`` of keys or values for ``q [B, T, H, D]``, G dividing H."""
+    _four_dims(op, name, tensor, "[B, T, G, D]")
+    checks.dtype_in(op, name, tensor, (q.dtype,))
+    checks.same_device(op, name, tensor, q.device)
     checks.unit_stride(op, name, tensor)
+    batch, tokens, heads, dim = q.shape
+    kv_heads = tensor.shape[2]
+    checks.shape_is(op, name, tensor, (batch, tokens, kv_heads, dim))
+    if kv_heads < 1 or heads % kv_heads:
+        checks.fail(op, name, f"have a number of heads G that divides H = {heads}", kv_heads)
 
 
 def check_caches(
@@ -119,18 +117,12 @@ def check_rotary(
     return cos, sin
 
 
-def rows_are_vectors(tensor: torch.Tensor) -> bool:
-    """Every row starts on a 16-byte boundary, given storage that does."""
+def check_vector_rows(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Rows start a multiple of 16 bytes apart; CUDA checks where the first one starts."""
     per_vector = VECTOR_BYTES // tensor.element_size()
-    steps = (tensor.storage_offset(), *tensor.stride()[:-1])
-    return all(step % per_vector == 0 for step in steps)
-
-
-def with_vector_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a contiguous copy where its rows are not whole vectors."""
-    if rows_are_vectors(tensor):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    strides = tensor.stride()
+    if any(step % per_vector for step in strides[:-1]):
+        checks.fail(op, name, "have rows on 16-byte boundaries", f"strides {strides}")
 
 
 def _four_dims(op: str, name: str, tensor: torch.Tensor, dims: str) -> None:

@@ -80,9 +80,9 @@ def attend(
         lengths: ``[B]`` int32, slots filled before this call; not advanced here. On CUDA it cannot
             be checked: a token at or past slot S is not stored and its output is meaningless.
         scaling: of the scores, usually ``D ** -0.5``.
-        cos, sin: ``[P, R]`` with ``P >= S``, indexed by slot, or ``[B, T, R]`` (B may be 1); R even,
-            at most D: the first R elements of a head turn. fp32 or dtype of ``q``. Full width, as
-            hosts make them: ``cat(freqs, freqs)`` or each frequency twice.
+        cos, sin: ``[P, R]`` with ``P >= S``, indexed by slot, or ``[B, T, R]`` (B may be 1); R
+            even, at most D: the first R elements of a head turn. fp32 or dtype of ``q``. Full
+            width, as hosts make them: ``cat(freqs, freqs)`` or each frequency twice.
         rotary: "half" pairs elements i and i + R/2, "interleaved" 2i and 2i + 1.
         q_norm_weight, k_norm_weight: RMS norm weights, dtype of ``q``; ``[D]`` with
             ``norm_scope="head"``, ``[H * D]`` and ``[G * D]`` with "all"; ``None`` for no norm.
@@ -107,11 +107,13 @@ def attend(
         RuntimeError: an input requires grad while grad mode is on.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; Su et al. 2021, arXiv:2104.09864, eq. 34;
-    splits and their merging: Dao 2023, arXiv:2307.08691, section 3.1.
+    splits and merging: Dao 2023, arXiv:2307.08691, section 3.1.
     """
     op = "attend"
     checks.inference_only(op, q, k, v, k_cache, v_cache, cos, sin, q_norm_weight, k_norm_weight)
-    arguments.check_heads(op, q, k=k, v=v)
+    arguments.check_heads(op, "q", q, "[B, T, H, D]")
+    arguments.check_keys(op, "k", k, q)
+    arguments.check_keys(op, "v", v, q)
     arguments.check_caches(op, k, v, k_cache, v_cache)
     batch, tokens, heads, dim = q.shape
     slots = k_cache.shape[2]
@@ -139,19 +141,14 @@ def attend(
     if q.device.type == "cuda" and (q.dtype == torch.float32 or dim not in HEAD_DIMS):
         _attend_unfused(q, k, v, k_cache, v_cache, lengths, tables, norm, scores, result)
         return result
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if dim in HEAD_DIMS and not arguments.rows_are_vectors(cache):
-            where = f"offset {cache.storage_offset()} and strides {cache.stride()}"
-            checks.fail(op, name, "have rows on 16-byte boundaries", where)
+    if dim in HEAD_DIMS:
+        arguments.check_vector_rows(op, "k_cache", k_cache)
+        arguments.check_vector_rows(op, "v_cache", v_cache)
     workspace = _workspace_of(op, workspace, (batch, tokens, heads, dim, slots), q.device)
-    q, k, v = (arguments.with_vector_rows(x) for x in (q, k, v))
-    target = result if arguments.rows_are_vectors(result) else q.new_empty(q.shape)
     ops.attend(
-        q, k, v, k_cache, v_cache, lengths, *tables, workspace, target, *norm, *scores,
+        q, k, v, k_cache, v_cache, lengths, *tables, workspace, result, *norm, *scores,
         history_static,
     )  # fmt: skip
-    if target is not result:
-        result.copy_(target)
     return result
 
 
@@ -194,7 +191,8 @@ def norm_rope(
     """
     op = "norm_rope"
     checks.inference_only(op, q, k, cos, sin, q_norm_weight, k_norm_weight)
-    arguments.check_heads(op, q, k=k)
+    arguments.check_heads(op, "q", q, "[B, T, H, D]")
+    arguments.check_keys(op, "k", k, q)
     arguments.check_norm(op, q, k, q_norm_weight, k_norm_weight, norm_eps, norm_scope)
     cos, sin = arguments.check_rotary(op, q, cos, sin, rotary, None)
     if out is not None and len(out) != 2:
@@ -210,12 +208,7 @@ def norm_rope(
     if q.device.type == "cuda" and q.shape[-1] > MAX_NORM_ROPE_DIM:
         reference.norm_rope(q, k, *settings, q_out, k_out)
         return q_out, k_out
-    q, k = arguments.with_vector_rows(q), arguments.with_vector_rows(k)
-    targets = [x if arguments.rows_are_vectors(x) else torch.empty_like(x) for x in (q_out, k_out)]
-    ops.norm_rope(q, k, *settings, *targets)
-    for target, result in zip(targets, (q_out, k_out), strict=True):
-        if target is not result:
-            result.copy_(target)
+    ops.norm_rope(q, k, *settings, q_out, k_out)
     return q_out, k_out
 
 
@@ -242,7 +235,8 @@ def append(
     """
     op = "append"
     checks.inference_only(op, k, v, k_cache, v_cache)
-    arguments.check_heads(op, k, v=v)
+    arguments.check_heads(op, "k", k, "[B, T, G, D]")
+    arguments.check_keys(op, "v", v, k)
     arguments.check_caches(op, k, v, k_cache, v_cache)
     arguments.check_lengths(op, lengths, k.shape[0], k.device)
     if k.numel() > 0:
