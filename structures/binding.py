@@ -79,11 +79,10 @@ class Binder:
         keys = (*before, key)
         made = self._classes.get((host, keys))
         if made is None:
-            base = type(module) if before else host
-            inherited = vars(base)["_flashrt_own"] if before else {}
+            inherited = vars(type(module))["_flashrt_own"] if before else {}
             made = self._classes[host, keys] = _subclass(host, {**inherited, **methods})
         previous = type(module)
-        module.__class__ = made
+        object.__setattr__(module, "__class__", made)
         self._keys[id(module)] = keys
         if not before:
             self._bound[id(module)] = (module, previous)
@@ -97,7 +96,7 @@ class Binder:
         foreign = []
         for module, host in self._bound.values():
             if isinstance(module, Overridden):
-                module.__class__ = host
+                object.__setattr__(module, "__class__", host)
             else:
                 foreign.append(type(module).__name__)
         self._bound.clear()
@@ -119,7 +118,8 @@ def _subclass(host: type[nn.Module], methods: dict[str, Callable[..., Any]]) -> 
         "_flashrt_own": methods,
         **wrapped,
     }
-    return cast("type[nn.Module]", type(host)(host.__name__, (Overridden, host), namespace))
+    metaclass: Any = type(host)
+    return cast("type[nn.Module]", metaclass(host.__name__, (Overridden, host), namespace))
 
 
 def _like(host: Callable[..., Any] | None, function: Callable[..., Any]) -> Callable[..., Any]:

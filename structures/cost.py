@@ -14,7 +14,7 @@ from .decision import Cost
 _UNCOUNTED = ("aten::empty", "aten::new_empty", "aten::_local_scalar_dense", "aten::_unsafe_view")
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[misc]
+class _Counter(TorchDispatchMode):
     """Counts operators that compute: neither views nor bare allocations."""
 
     def __init__(self) -> None:

@@ -68,13 +68,14 @@ def redrawn(
 
 def _draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     if len(shape) < 2:
-        return 0.7 + 0.4 * torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator).mul_(0.4).add_(0.7)
     columns = shape[-1]
     rows = shape.numel() // max(1, columns)
     if shape.numel() <= LARGE:
-        return torch.randn(shape, generator=generator) * columns**-0.5
+        return torch.randn(shape, generator=generator).mul_(columns**-0.5)
     values = torch.randn(7 * (rows - 1) + columns, generator=generator) * columns**-0.5
-    return values.as_strided((rows, columns), (7, 1)).reshape(shape)
+    windows: torch.Tensor = values.as_strided((rows, columns), (7, 1))
+    return windows.reshape(shape)
 
 
 def clear_hooks(module: nn.Module) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from ..region import Region, owns_tensors
 from .base import Guess, Refusal, Spec
 from .spec import ACTIVATIONS, NotThisForm, read_activation
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
 
 # Modules that do nothing in eval mode, or only hold others.
 SILENT = (nn.Dropout, nn.Identity)
@@ -78,8 +80,10 @@ def activations(region: Region) -> tuple[str, ...] | Refusal:
         return Refusal(str(error))
 
 
-def with_activation(names: tuple[str, ...], make: Callable[[str], Iterable[Spec]]) -> Any:
+def with_activation(
+    names: tuple[str, ...], make: Callable[[str], Iterable[AnySpec]]
+) -> tuple[AnySpec, ...]:
     """Specs for the activation that was read; without one, a guess at each: the proof picks."""
     if names:
         return tuple(make(names[0]))
-    return Guess(spec for name in ACTIVATIONS for spec in make(name))
+    return cast("tuple[AnySpec, ...]", Guess(s for name in ACTIVATIONS for s in make(name)))

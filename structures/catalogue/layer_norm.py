@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from .. import kernels
 from ..region import Region
-from .base import Fast, Refusal, Spec, Structure, Survey
+from .base import Draw, Fast, Probe, Refusal, Spec, Structure, Survey
 from .forms import own_vectors, takes_one_tensor
 from .rms_norm import EPS_NAMES, read_eps
 
@@ -54,12 +55,18 @@ class LayerNorm(Structure):
     def width(self, spec: LayerNormSpec, module: nn.Module) -> int:
         return spec.size
 
+    def probes(self, spec: Any, module: nn.Module, draw: Draw) -> Iterator[Probe]:
+        yield from super().probes(spec, module, draw)
+        # Values of the size of sqrt(eps): any other eps shows.
+        scale = max(spec.eps, 1e-30) ** 0.5
+        yield Probe(f"input scale {scale:.1e}", (draw(1, 5, spec.size, scale=scale),))
+
     def reference(
         self, spec: LayerNormSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
     ) -> torch.Tensor:
-        x = args[0].to(dtype)
+        x: torch.Tensor = args[0].to(dtype)
         centred = x - x.mean(-1, keepdim=True)
-        y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + spec.eps)
+        y: torch.Tensor = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + spec.eps)
         weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
         y = y if weight is None else y * weight.to(dtype)
         return y if bias is None else y + bias.to(dtype)

@@ -55,7 +55,8 @@ class LinearSpec(Spec):
         """The product in the dtype of ``x``: what references use. Some rows at a time are cast."""
         weight, bias = self.tensors(module)
         rows = max(1, CAST_ELEMENTS // max(1, weight.shape[1]))
-        y = torch.cat([F.linear(x, part.to(x.dtype)) for part in weight.split(rows)], dim=-1)
+        parts = torch.split(weight, rows)
+        y = torch.cat([F.linear(x, part.to(x.dtype)) for part in parts], dim=-1)
         return y if bias is None else y + bias.to(x.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from .. import kernels
 from ..region import Region
-from .base import Fast, Refusal, Spec, Structure, Survey
+from .base import Draw, Fast, Probe, Refusal, Spec, Structure, Survey
 from .forms import own_vectors, takes_one_tensor
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps")
@@ -57,11 +58,17 @@ class RmsNorm(Structure):
     def width(self, spec: RmsNormSpec, module: nn.Module) -> int:
         return spec.size
 
+    def probes(self, spec: Any, module: nn.Module, draw: Draw) -> Iterator[Probe]:
+        yield from super().probes(spec, module, draw)
+        # Values of the size of sqrt(eps): any other eps shows.
+        scale = max(spec.eps, 1e-30) ** 0.5
+        yield Probe(f"input scale {scale:.1e}", (draw(1, 5, spec.size, scale=scale),))
+
     def reference(
         self, spec: RmsNormSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
     ) -> torch.Tensor:
-        x = args[0].to(dtype)
-        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + spec.eps)
+        x: torch.Tensor = args[0].to(dtype)
+        y: torch.Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + spec.eps)
         weight = module._parameters.get("weight")
         if weight is None:
             return y
