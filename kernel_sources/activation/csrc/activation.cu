@@ -1,8 +1,7 @@
-#include "activation.cuh"
-
 #include <algorithm>
 #include <limits>
 
+#include "activation.cuh"
 #include "common/launch.h"
 
 namespace flashrt {

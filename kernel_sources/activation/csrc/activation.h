@@ -2,8 +2,8 @@
 //
 //   out = round(activation(x))  or  out = round(activation(x) * up)
 //
-// Arithmetic is fp32, rounded once. Every operand has rows [num_rows, dim] of one element type, unit
-// stride along a row and rows at any stride.
+// Arithmetic is fp32, rounded once. Every operand has rows [num_rows, dim] of one element type,
+// unit stride along a row and rows at any stride.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -45,13 +45,14 @@ __device__ __forceinline__ float activate(float x) {
   }
 }
 
-// Apply `activation`, the same for every thread of a launch, to N values: one branch, then the loop.
+// Apply `activation`, the same for every thread of a launch, to N values: one branch, then the
+// loop.
 template <int N>
 __device__ __forceinline__ void activate(Activation activation, float (&values)[N]) {
-#define FLASHRT_ACTIVATION_CASE(name)                                            \
-  case Activation::name:                                                         \
-    _Pragma("unroll") for (int i = 0; i < N; ++i) values[i] =                    \
-        activate<Activation::name>(values[i]);                                   \
+#define FLASHRT_ACTIVATION_CASE(name)                         \
+  case Activation::name:                                      \
+    _Pragma("unroll") for (int i = 0; i < N; ++i) values[i] = \
+        activate<Activation::name>(values[i]);                \
     break;
   switch (activation) {
     FLASHRT_ACTIVATION_CASE(kSilu)

@@ -1,9 +1,9 @@
 // Rows as chunks of 16 bytes, the last one possibly partial, aligned or not.
 //
-// Chunk i of a row holds elements [i * kVec, (i + 1) * kVec), whatever the alignment, so a reduction
-// over chunks has one order and one result for aligned and unaligned views of the same values.
-// Loads are plain ones: with programmatic dependent launch a kernel may start while the producer of
-// its inputs still runs, so nothing here may go through the read-only path.
+// Chunk i of a row holds elements [i * kVec, (i + 1) * kVec), whatever the alignment, so a
+// reduction over chunks has one order and one result for aligned and unaligned views of the same
+// values. Loads are plain ones: with programmatic dependent launch a kernel may start while the
+// producer of its inputs still runs, so nothing here may go through the read-only path.
 #pragma once
 
 #include "common/element_type.h"
@@ -22,8 +22,8 @@ __device__ __forceinline__ bool is_full_chunk(int index, int dim) {
   return dim - index * kVec<T> >= kVec<T>;
 }
 
-// Chunk `index` of a row, elements past the row's end zero. `aligned` promises that the row starts on
-// a 16-byte boundary.
+// Chunk `index` of a row, elements past the row's end zero. `aligned` promises that the row starts
+// on a 16-byte boundary.
 template <typename T>
 __device__ __forceinline__ uint4 load_chunk(const T* row, int index, int dim, bool aligned) {
   const T* source = row + static_cast<int64_t>(index) * kVec<T>;

@@ -1,11 +1,11 @@
 // Tensors of a binding as rows: what stable.h leaves to the families that work row by row.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include "common/element_type.h"
 #include "common/rows.h"
 #include "common/stable.h"
-
-#include <torch/csrc/stable/ops.h>
 
 namespace flashrt {
 

@@ -3,10 +3,10 @@
 //   y   = (x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * w + b     (w 1 and b 0 when absent)
 //   out = round(y * (1 + scale) + shift)
 //
-// x, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at any stride; weight, bias,
-// scale, shift: the same type or fp32. Two passes over the row in fp32, in an order that depends on dim
-// and type only. Ba, Kiros and Hinton 2016, arXiv:1607.06450; modulation: Peebles and Xie 2022,
-// arXiv:2212.09748, section 3.2.
+// x, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at any stride; weight,
+// bias, scale, shift: the same type or fp32. Two passes over the row in fp32, in an order that
+// depends on dim and type only. Ba, Kiros and Hinton 2016, arXiv:1607.06450; modulation: Peebles
+// and Xie 2022, arXiv:2212.09748, section 3.2.
 #pragma once
 
 #include "common/pdl.cuh"
@@ -25,7 +25,8 @@ __device__ __forceinline__ float sum_of_chunk(const uint4& packed) {
 }
 
 template <typename T>
-__device__ __forceinline__ float squared_distance(const uint4& packed, int index, int dim, float mean) {
+__device__ __forceinline__ float squared_distance(const uint4& packed, int index, int dim,
+                                                  float mean) {
   float values[kVec<T>];
   unpack<T>(packed, values);
   const int count = chunk_count<T>(index, dim);
@@ -40,7 +41,8 @@ __device__ __forceinline__ float squared_distance(const uint4& packed, int index
 
 template <typename T>
 __device__ __forceinline__ void normalize_chunk(const NormArgs& args, uint32_t row, int index,
-                                                const uint4& packed, float mean, float inverse_std) {
+                                                const uint4& packed, float mean,
+                                                float inverse_std) {
   float values[kVec<T>];
   float operand[kVec<T>];
   unpack<T>(packed, values);
@@ -75,7 +77,8 @@ __device__ __forceinline__ void prefetch_parameters(const NormArgs& args) {
 // kChunks chunks of the row a thread, kept in registers over both sums. Weight and bias are touched
 // before the wait when that is allowed, so that they are in L2 by then.
 template <typename T, int kChunks>
-__global__ void __launch_bounds__(max_threads(kChunks)) layer_norm_kernel(const __grid_constant__ NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kChunks))
+    layer_norm_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[2][kWarp];
   const uint32_t row = row_index();
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
@@ -114,7 +117,8 @@ __global__ void __launch_bounds__(max_threads(kChunks)) layer_norm_kernel(const 
 
 // Rows longer than the registers of a block: read three times.
 template <typename T>
-__global__ void __launch_bounds__(max_threads(kLongRow)) layer_norm_long_kernel(const __grid_constant__ NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kLongRow))
+    layer_norm_long_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[2][kWarp];
   launch_dependents();
   wait_for_inputs();
@@ -128,7 +132,8 @@ __global__ void __launch_bounds__(max_threads(kLongRow)) layer_norm_long_kernel(
   const float mean = row_sum(sum, partials[0]) / static_cast<float>(args.dim);
   float squares = 0.0f;
   for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
-    squares += squared_distance<T>(load_chunk(x, index, args.dim, args.aligned), index, args.dim, mean);
+    squares +=
+        squared_distance<T>(load_chunk(x, index, args.dim, args.aligned), index, args.dim, mean);
   }
   const float variance = row_sum(squares, partials[1]) / static_cast<float>(args.dim);
   const float inverse_std = rsqrtf(variance + args.eps);

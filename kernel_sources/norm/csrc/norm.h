@@ -1,5 +1,5 @@
-// The launchers of the `norm` family, free of torch. A norm reads rows [rows, dim] and writes rows of
-// the same shape; sums and affine arithmetic are fp32, the result is rounded once.
+// The launchers of the `norm` family, free of torch. A norm reads rows [rows, dim] and writes rows
+// of the same shape; sums and affine arithmetic are fp32, the result is rounded once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@ namespace flashrt {
 struct RowsIn {
   const void* data = nullptr;
   Rows rows;
-  bool is_fp32 = false;  // fp32 although the input is not: allowed for everything but the input itself
+  bool is_fp32 = false;  // fp32 although x is not; never set for x and residual
 };
 
 struct RowsOut {
@@ -24,14 +24,14 @@ struct RowsOut {
 // Each operand has `dim` elements a row and unit stride along it.
 struct NormArgs {
   RowsIn x;
-  RowsIn residual;      // rms_norm only: r' = round(x + residual) is normed, and
-  RowsOut residual_out; // written here; both or neither. May be the memory of `residual`
-  RowsIn weight;        // [dim]
-  RowsIn bias;          // [dim], layer_norm only
-  RowsIn scale;         // rows that broadcast over those of x
+  RowsIn residual;       // rms_norm only: r' = round(x + residual) is normed, and
+  RowsOut residual_out;  // written here; both or neither. May be the memory of `residual`
+  RowsIn weight;         // [dim]
+  RowsIn bias;           // [dim], layer_norm only
+  RowsIn scale;          // rows that broadcast over those of x
   RowsIn shift;
-  RowsOut out;          // may be the memory of `x`
-  ElementType type;     // of x, residual, residual_out and out
+  RowsOut out;       // may be the memory of `x`
+  ElementType type;  // of x, residual, residual_out and out
   int64_t num_rows;
   int dim;
   float eps;

@@ -4,9 +4,9 @@
 //   y   = r' * rsqrt(mean(r'^2) + eps) * w          (w, 1 + w, or 1)
 //   out = round(y * (1 + scale) + shift)
 //
-// x, residual, residual_out, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at any
-// stride; weight, scale, shift: the same type or fp32. Sums are fp32 in an order that depends on dim and
-// type only. Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
+// x, residual, residual_out, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at
+// any stride; weight, scale, shift: the same type or fp32. Sums are fp32 in an order that depends
+// on dim and type only. Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
 #pragma once
 
 #include "common/pdl.cuh"
@@ -18,8 +18,8 @@ namespace flashrt {
 // `has_weight` says that it was loaded already.
 template <typename T>
 __device__ __forceinline__ void scale_chunk(const NormArgs& args, uint32_t row, int index,
-                                            const uint4& packed, float inverse_rms,
-                                            bool has_weight, const uint4& weight) {
+                                            const uint4& packed, float inverse_rms, bool has_weight,
+                                            const uint4& weight) {
   float values[kVec<T>];
   unpack<T>(packed, values);
 #pragma unroll
@@ -66,7 +66,8 @@ __device__ __forceinline__ float sum_of_squares(const uint4& packed) {
 
 // kChunks chunks of the row a thread, kept in registers between the sum and the scaling.
 template <typename T, int kChunks>
-__global__ void __launch_bounds__(max_threads(kChunks)) rms_norm_kernel(const __grid_constant__ NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kChunks))
+    rms_norm_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[kWarp];
   const uint32_t row = row_index();
   const bool has_row = row < args.num_rows;
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(max_threads(kChunks)) rms_norm_kernel(const __
 
 // Rows longer than the registers of a block: read once for the sum and once for the scaling.
 template <typename T>
-__global__ void __launch_bounds__(max_threads(kLongRow)) rms_norm_long_kernel(const __grid_constant__ NormArgs args) {
+__global__ void __launch_bounds__(max_threads(kLongRow))
+    rms_norm_long_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[kWarp];
   launch_dependents();
   wait_for_inputs();

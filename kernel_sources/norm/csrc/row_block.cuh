@@ -17,14 +17,14 @@ inline constexpr int kWarp = 32;
 inline constexpr int kLongRow = 0;       // chunks per thread of a row that is read twice
 inline constexpr int kRowsPerBlock = 4;  // when a warp takes a row
 
-// Threads of a block that keeps `chunks` chunks a thread in registers: 8 chunks need twice the threads
-// to reach 65536 elements of 16 bits.
+// Threads of a block that keeps `chunks` chunks a thread in registers: 8 chunks need twice the
+// threads to reach 65536 elements of 16 bits.
 __host__ __device__ constexpr int max_threads(int chunks) {
   return chunks == kLongRow || chunks == 8 ? 1024 : 512;
 }
 
-// Sum over the threads of a row, the same bits in every thread. Warps first, then the warps' sums, both
-// as butterflies. `partials` holds 32 floats; a second call needs another 32.
+// Sum over the threads of a row, the same bits in every thread. Warps first, then the warps' sums,
+// both as butterflies. `partials` holds 32 floats; a second call needs another 32.
 __device__ __forceinline__ float row_sum(float value, float* partials) {
 #pragma unroll
   for (int lane = kWarp / 2; lane > 0; lane /= 2) {
@@ -42,9 +42,7 @@ __device__ __forceinline__ float row_sum(float value, float* partials) {
   return value;
 }
 
-__device__ __forceinline__ uint32_t row_index() {
-  return blockIdx.x * blockDim.y + threadIdx.y;
-}
+__device__ __forceinline__ uint32_t row_index() { return blockIdx.x * blockDim.y + threadIdx.y; }
 
 // Start of a row, in bytes from an operand's base.
 __device__ __forceinline__ const void* row_of(const RowsIn& in, uint32_t row, int element_bytes) {
@@ -63,14 +61,14 @@ __device__ __forceinline__ void modulate(const NormArgs& args, uint32_t row, int
                                          float (&values)[kVec<T>]) {
   float operand[kVec<T>];
   if (args.scale.data != nullptr) {
-    load_as<T>(row_of(args.scale, row, sizeof(T)), args.scale.is_fp32, index, args.dim, args.aligned,
-               operand);
+    load_as<T>(row_of(args.scale, row, sizeof(T)), args.scale.is_fp32, index, args.dim,
+               args.aligned, operand);
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i) values[i] *= 1.0f + operand[i];
   }
   if (args.shift.data != nullptr) {
-    load_as<T>(row_of(args.shift, row, sizeof(T)), args.shift.is_fp32, index, args.dim, args.aligned,
-               operand);
+    load_as<T>(row_of(args.shift, row, sizeof(T)), args.shift.is_fp32, index, args.dim,
+               args.aligned, operand);
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i) values[i] += operand[i];
   }
@@ -87,10 +85,9 @@ inline bool is_aligned(const RowsOut& out, ElementType type) {
 
 inline bool all_aligned(const NormArgs& args) {
   return is_aligned(args.x, args.type) && is_aligned(args.residual, args.type) &&
-         is_aligned(args.residual_out, args.type) &&
-         is_aligned(args.weight, args.type) && is_aligned(args.bias, args.type) &&
-         is_aligned(args.scale, args.type) && is_aligned(args.shift, args.type) &&
-         is_aligned(args.out, args.type);
+         is_aligned(args.residual_out, args.type) && is_aligned(args.weight, args.type) &&
+         is_aligned(args.bias, args.type) && is_aligned(args.scale, args.type) &&
+         is_aligned(args.shift, args.type) && is_aligned(args.out, args.type);
 }
 
 // Launch `select(chunks per thread)`, a kernel for elements of type T, over all rows.

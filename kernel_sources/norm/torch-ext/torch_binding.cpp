@@ -1,9 +1,9 @@
 // Arguments of the `norm` ops, unpacked for the launchers. Checks are in torch-ext/norm/ops.py.
+#include <tuple>
+
 #include "common/row_tensor.h"
 #include "norm.h"
 #include "registration.h"
-
-#include <tuple>
 
 namespace flashrt {
 namespace {
@@ -12,8 +12,7 @@ using MaybeTensor = std::optional<Tensor>;
 
 RowsIn rows_in(const MaybeTensor& tensor, const Tensor& x, const char* op) {
   if (!tensor.has_value()) return {};
-  return {tensor->data_ptr(), rows_like(*tensor, x, op),
-          tensor->scalar_type() != x.scalar_type()};
+  return {tensor->data_ptr(), rows_like(*tensor, x, op), tensor->scalar_type() != x.scalar_type()};
 }
 
 RowsOut rows_out(const Tensor& tensor, const char* op) {

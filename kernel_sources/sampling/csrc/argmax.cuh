@@ -1,10 +1,10 @@
 // Index of the largest logit of each row: lowest index among equals, NaN above everything (as
 // torch.argmax has it), -0 equal to +0.
 //
-// logits [rows, vocab] bf16, fp16 or fp32, unit stride along a row, rows at any stride. Every block scans
-// one slot of a row and writes its best as one 64-bit key; the last block of the row to finish takes the
-// largest key and hands the index on. The maximum of keys does not depend on any order, so the result is
-// deterministic whichever block comes last.
+// logits [rows, vocab] bf16, fp16 or fp32, unit stride along a row, rows at any stride. Every block
+// scans one slot of a row and writes its best as one 64-bit key; the last block of the row to
+// finish takes the largest key and hands the index on. The maximum of keys does not depend on any
+// order, so the result is deterministic whichever block comes last.
 #pragma once
 
 #include <cub/block/block_reduce.cuh>
@@ -19,8 +19,8 @@ namespace flashrt {
 inline constexpr int kThreads = 256;
 static_assert(kMaxSlots <= kThreads, "the last block reads one slot's key a thread");
 
-// Orders as the values do: negative floats have all bits flipped, the others their sign bit. No number
-// reaches the key of NaN, and every number has a key above 0.
+// Orders as the values do: negative floats have all bits flipped, the others their sign bit. No
+// number reaches the key of NaN, and every number has a key above 0.
 __device__ __forceinline__ uint32_t ordered_bits(float value) {
   if (isnan(value)) return 0xffffffffu;
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 becomes +0
@@ -69,8 +69,8 @@ __device__ __forceinline__ uint64_t best_of_slot(const T* row, int begin, int en
   return best == 0 ? 0 : key_of(best, best_index);
 }
 
-// Count this thread's block in: 0, 1, ... `last`, where the counter is back at 0 for the next launch.
-// What the thread wrote before is visible to whoever counts in later.
+// Count this thread's block in: 0, 1, ... `last`, where the counter is back at 0 for the next
+// launch. What the thread wrote before is visible to whoever counts in later.
 __device__ __forceinline__ uint32_t count_in(uint32_t* counter, uint32_t last) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
@@ -80,11 +80,11 @@ __device__ __forceinline__ uint32_t count_in(uint32_t* counter, uint32_t last) {
   return before;
 }
 
-// Finish: `state = finish.load(row)` before the scan, in one thread of every block, for what does not
-// depend on the result; `finish.store(row, index, state)` once per row.
+// Finish: `state = finish.load(row)` before the scan, in one thread of every block, for what does
+// not depend on the result; `finish.store(row, index, state)` once per row.
 template <typename T, typename Finish>
-__global__ void __launch_bounds__(kThreads) argmax_kernel(const __grid_constant__ ArgmaxArgs args,
-                                                           const __grid_constant__ Finish finish) {
+__global__ void __launch_bounds__(kThreads)
+    argmax_kernel(const __grid_constant__ ArgmaxArgs args, const __grid_constant__ Finish finish) {
   using Reduce = cub::BlockReduce<uint64_t, kThreads>;
   __shared__ typename Reduce::TempStorage scratch;
   __shared__ bool is_last;

@@ -1,5 +1,4 @@
 #include "greedy_step.cuh"
-
 #include "launch_argmax.cuh"
 
 namespace flashrt {

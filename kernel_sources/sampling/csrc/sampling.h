@@ -25,8 +25,8 @@ struct ArgmaxArgs {
   bool aligned;     // set by the launcher: every row starts on 16 bytes
   int num_slots;    // set by the launcher
   int slot_size;    // set by the launcher, in elements
-  void* workspace;  // num_rows times kWorkspaceBytesPerRow, 8-byte aligned, zero before its first use;
-                    // left ready for the next launch, also one of other sizes
+  void* workspace;  // num_rows times kWorkspaceBytesPerRow, 8-byte aligned, zero before its first
+                    // use; left ready for the next launch, also one of other sizes
 };
 
 // What one greedy step does with each row's argmax; see greedy_step.cuh.

@@ -1,4 +1,5 @@
-// Arguments of the `sampling` ops, unpacked for the launchers. Checks are in torch-ext/sampling/ops.py.
+// Arguments of the `sampling` ops, unpacked for the launchers. Checks are in
+// torch-ext/sampling/ops.py.
 #include "common/row_tensor.h"
 #include "registration.h"
 #include "sampling.h"

@@ -22,7 +22,8 @@ struct Rows {
 // Offset of row `row` in elements. Rows are counted in 32 bits, as one block or warp takes each.
 __device__ __forceinline__ int64_t row_offset(const Rows& rows, uint32_t row) {
   int64_t offset = 0;
-#pragma unroll 1  // most tensors have one dim: keep the rest of the loop out of the instruction cache
+// Most tensors have one dim: the loop stays small in the instruction cache.
+#pragma unroll 1
   for (int dim = rows.dims - 1; dim > 0; --dim) {
     const uint32_t quotient = row / rows.size[dim];
     offset += static_cast<int64_t>(row - quotient * rows.size[dim]) * rows.stride[dim];
