@@ -117,12 +117,13 @@ void check_overlap(const Tensor& out, const MaybeTensor& residual_out, const Ten
   }
 }
 
-void linear_out(Tensor out, MaybeTensor residual_out, MaybeTensor branch,
-                MaybeTensor branch_norm_weight, double branch_norm_eps, int64_t branch_norm_kind,
-                Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b0, MaybeTensor b1,
-                MaybeTensor b2, MaybeTensor norm_weight, double norm_eps, int64_t norm_kind,
-                MaybeTensor residual, int64_t activation, bool gated, double scale, double soft_cap,
-                bool weights_static) {
+void linear_out(const Tensor& out, const MaybeTensor& residual_out, const MaybeTensor& branch,
+                const MaybeTensor& branch_norm_weight, double branch_norm_eps,
+                int64_t branch_norm_kind, const Tensor& x, const Tensor& w0, const MaybeTensor& w1,
+                const MaybeTensor& w2, const MaybeTensor& b0, const MaybeTensor& b1,
+                const MaybeTensor& b2, const MaybeTensor& norm_weight, double norm_eps,
+                int64_t norm_kind, const MaybeTensor& residual, int64_t activation, bool gated,
+                double scale, double soft_cap, bool weights_static) {
   check_overlap(out, residual_out, x, branch, residual);
   LinearArgs args{};
   args.x = x.data_ptr();
@@ -170,10 +171,11 @@ void linear_out(Tensor out, MaybeTensor residual_out, MaybeTensor branch,
   check_launch(launch_linear(args, current_stream(x)), "linear");
 }
 
-Tensor linear(Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b0, MaybeTensor b1,
-              MaybeTensor b2, MaybeTensor norm_weight, double norm_eps, int64_t norm_kind,
-              MaybeTensor residual, int64_t activation, bool gated, double scale, double soft_cap,
-              bool weights_static, bool fp32_out) {
+Tensor linear(const Tensor& x, const Tensor& w0, const MaybeTensor& w1, const MaybeTensor& w2,
+              const MaybeTensor& b0, const MaybeTensor& b1, const MaybeTensor& b2,
+              const MaybeTensor& norm_weight, double norm_eps, int64_t norm_kind,
+              const MaybeTensor& residual, int64_t activation, bool gated, double scale,
+              double soft_cap, bool weights_static, bool fp32_out) {
   int64_t columns = w0.size(0);
   if (!gated) {
     if (w1.has_value()) columns += w1->size(0);
@@ -187,7 +189,8 @@ Tensor linear(Tensor x, Tensor w0, MaybeTensor w1, MaybeTensor w2, MaybeTensor b
   return out;
 }
 
-void embedding_out(Tensor out, Tensor ids, Tensor table, double scale, bool weights_static) {
+void embedding_out(const Tensor& out, const Tensor& ids, const Tensor& table, double scale,
+                   bool weights_static) {
   const int64_t num_ids = ids.numel();
   if (num_ids == 0) return;
   const DeviceGuard guard(table.get_device_index());
@@ -198,7 +201,7 @@ void embedding_out(Tensor out, Tensor ids, Tensor table, double scale, bool weig
                "embedding");
 }
 
-Tensor embedding(Tensor ids, Tensor table, double scale, bool weights_static) {
+Tensor embedding(const Tensor& ids, const Tensor& table, double scale, bool weights_static) {
   Tensor out = empty_rows(ids, ids.dim(), table.size(1), dtype_of(table));
   embedding_out(out, ids, table, scale, weights_static);
   return out;

@@ -7,6 +7,8 @@ depend on the rows beside it: torch picks other instructions for other shapes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -15,6 +17,8 @@ from .overlap import check_overlap
 
 # Numbered as in csrc/linear.h.
 NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM = range(3)
+
+_BLOCK_ELEMENTS = 1 << 19  # of a weight widened to fp32 at a time: 2 MB, which stays in cache
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: int) -> torch.Tensor:
@@ -35,6 +39,21 @@ def add_branch(
     if branch_norm_weight is not None:
         branch = rms_norm(branch, branch_norm_weight, branch_norm_eps, branch_norm_kind)
     return x + branch
+
+
+def _products(
+    rows: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None
+) -> list[torch.Tensor]:
+    """``row @ weight.T + bias`` in fp32, for each row."""
+    blocks: Sequence[torch.Tensor] = (weight,)
+    if weight.dtype != torch.float32:
+        blocks = weight.split(max(1, _BLOCK_ELEMENTS // weight.shape[1]))
+    parts = []
+    for block in blocks:
+        wide = block.float()
+        parts.append([F.linear(row, wide) for row in rows])
+    products = [torch.cat(row_parts) for row_parts in zip(*parts, strict=True)]
+    return products if bias is None else [y + bias.float() for y in products]
 
 
 def linear(
@@ -63,19 +82,15 @@ def linear(
         residual = residual.reshape(-1, residual.shape[-1])
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, norm_eps, norm_kind)
-    pairs = [
-        (weight.float(), None if bias is None else bias.float())
-        for weight, bias in ((w0, b0), (w1, b1), (w2, b2))
-        if weight is not None
-    ]
+    inputs = [row.clone() for row in x.float()]  # each aligned like every other
+    pairs = ((w0, b0), (w1, b1), (w2, b2))
+    products = [_products(inputs, weight, bias) for weight, bias in pairs if weight is not None]
     rows = []
-    for m, row in enumerate(x.float()):
-        row = row.clone()  # aligned like every other
-        products = [F.linear(row, weight, bias) for weight, bias in pairs]
+    for m, parts in enumerate(zip(*products, strict=True)):
         if gated:
-            y = apply_activation(products[0], activation) * products[1]
+            y = apply_activation(parts[0], activation) * parts[1]
         else:
-            y = apply_activation(torch.cat(products), activation)
+            y = apply_activation(torch.cat(parts), activation)
         if scale != 1.0:
             y = y * scale
         if soft_cap:
