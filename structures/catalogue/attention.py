@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions, called with ``position_embeddings`` and a cache.
+"""Self-attention with rotary positions, called with ``position_embeddings`` and a cache.
 
 Separate or fused q/k/v, grouped heads, q/k norm, partial rotary, sliding window, soft cap. Attached,
 norm and rotary are one kernel and the projections another; the cache and the scores stay the
@@ -38,7 +38,7 @@ CACHES = ("past_key_values", "cache", "past_key_value")
 
 @dataclass(frozen=True)
 class AttentionSpec(Spec):
-    """``o(softmax(mask(cap(scaling * rope(norm(q)) @ rope(norm(k)).T))) @ v)``, causal.
+    """``o(softmax(mask(cap(scaling * rope(norm(q)) @ rope(norm(k)).T))) @ v)``
 
     Attributes:
         rotary: ``"half"``, ``"interleaved"``, or None for a layer without positions.
@@ -46,6 +46,7 @@ class AttentionSpec(Spec):
             the mask that it passes.
         norm_scope: whether q/k norm runs over each head or over all heads of a token.
         cache: name of the host's cache argument; ``layer_idx`` comes from the module.
+        causal: whether a call without a mask looks back only.
     """
 
     q: Rows
@@ -61,6 +62,7 @@ class AttentionSpec(Spec):
     k_norm: Norm | None = None
     norm_scope: str = "head"
     cache: str = "past_key_values"
+    causal: bool = True
 
     @property
     def fused(self) -> bool:
@@ -218,6 +220,8 @@ class Middle:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
+        # Hosts that say "cache" still take the older name; the others pass "cache" on.
+        self._cache_names = CACHES if spec.cache == "cache" else (spec.cache,)
         self._norm_rope = kernels.family("attention").norm_rope
         self._options = {
             "scaling": spec.scaling,
@@ -254,7 +258,7 @@ class Middle:
         kwargs = dict(kwargs)
         mask = kwargs.pop("attention_mask", None)
         rotation = kwargs.pop("position_embeddings", None)
-        caches = [kwargs.pop(name, None) for name in CACHES]
+        caches = [kwargs.pop(name, None) for name in self._cache_names]
         cache = next((c for c in caches if c is not None), None)
         q, k, v = (t.unflatten(-1, (-1, spec.head_dim)) for t in (q, k, v))
         arguments = spec.norms(region)
@@ -266,7 +270,9 @@ class Middle:
         if arguments:
             q, k = self._norm_rope(q, k, **arguments)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if cache is not None:
+        if cache is not None and spec.cache == "cache":
+            k, v = cache.update(k, v, attention.layer_idx, kwargs=kwargs)
+        elif cache is not None:
             k, v = cache.update(k, v, attention.layer_idx)
         function: Any = attention_function(attention)
         heads, scores = function(attention, q, k, v, mask, **self._options, **kwargs)
@@ -309,8 +315,6 @@ def _propose(
         raise NotThisForm(f"head_dim must be an integer attribute, got {head_dim!r}")
     q, k, v = _projections(module, linears, output, head_dim)
     _check_remaining(children, {output, q.path, k.path, v.path})
-    if getattr(module, "is_causal", True) is not True:
-        raise NotThisForm("is_causal must be True, got False (bidirectional)")
     scaling = getattr(module, "scaling", head_dim**-0.5)
     if not isinstance(scaling, (int, float)):
         raise NotThisForm(f"scaling must be a number, got {type(scaling).__name__}")
@@ -323,6 +327,7 @@ def _propose(
         scaling=float(scaling),
         window=_window(module),
         cache=cache,
+        causal=getattr(module, "is_causal", True) is True,
     )
     spec = _with_norms(region, survey, children, spec)
     rotaries = (None,) if not getattr(module, "use_rope", True) else ("half", "interleaved")

@@ -27,6 +27,8 @@ class AttentionLike(Protocol):
     def window(self) -> int | None: ...
     @property
     def cache(self) -> str: ...
+    @property
+    def causal(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class AttentionProbe:
         chunks: hidden states ``[1, T, D]`` of each call.
         start: position of the first token.
         masks: for each chunk what it may see, bool ``[T, N]``; None leaves it to the host's
-            attention implementation, which then is causal.
+            attention implementation, which then looks back only, or everywhere (``causal``).
     """
 
     chunks: tuple[torch.Tensor, ...]
@@ -45,6 +47,7 @@ class AttentionProbe:
     masks: tuple[torch.Tensor | None, ...]
     head_dim: int
     rotary: str | None
+    causal: bool
 
     def steps(self, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, Rotation]]:
         """Input and rotation of each call, in ``dtype``."""
@@ -56,7 +59,12 @@ class AttentionProbe:
     def visible(self) -> Iterator[torch.Tensor]:
         """What each chunk may see, bool ``[T, N]``."""
         for x, mask in zip(self.chunks, self.masks, strict=True):
-            yield visible(x.shape[1], x.shape[1], None, x.device) if mask is None else mask
+            yield self.without_mask(x) if mask is None else mask
+
+    def without_mask(self, x: torch.Tensor) -> torch.Tensor:
+        """What a chunk without a mask may see."""
+        mask = visible(x.shape[1], x.shape[1], None, x.device)
+        return mask if self.causal else torch.ones_like(mask)
 
     def _rotation(self, position: int, x: torch.Tensor, dtype: torch.dtype) -> Rotation:
         """Angles rounded to the dtype of the inputs, which is what a host hands to its layers."""
@@ -133,7 +141,8 @@ def _probe(
             seen += x.shape[1]
             made.append(visible(x.shape[1], seen, spec.window, x.device))
         masks = tuple(made)
-    return Probe(label, (AttentionProbe(chunks, start, masks, spec.head_dim, spec.rotary),))
+    probe = AttentionProbe(chunks, start, masks, spec.head_dim, spec.rotary, spec.causal)
+    return Probe(label, (probe,))
 
 
 def run(
@@ -146,7 +155,7 @@ def run(
     with _runnable(module, made.chunks[0]) as implementation:
         for (x, rotation), mask in zip(made.steps(made.chunks[0].dtype), made.masks, strict=True):
             if mask is None and implementation == "eager":
-                mask = visible(x.shape[1], x.shape[1], None, x.device)
+                mask = made.without_mask(x)
             arguments = {"attention_mask": None if mask is None else additive(mask, x.dtype)}
             arguments[spec.cache] = cache  # type: ignore[assignment]
             outputs.append(call(hidden_states=x, position_embeddings=rotation, **arguments))

@@ -76,8 +76,6 @@ def read_form(model: nn.Module) -> DecoderForm:
     rotary = [name for name, child in rest.items() if _is_rotary(child)]
     if len(rotary) > 1 or len(rest) > len(rotary):
         raise NotThisForm(f"no loop reads {sorted(rest)} beside layers, embedding and norm")
-    for module in (model, base):
-        _check_scalars(module)
     module = children[rotary[0]] if rotary else None
     count = len(list(children[layers].children()))
     types = _layer_types(base, module, count)
@@ -94,6 +92,8 @@ def read_decoder(model: nn.Module, plan: Plan) -> DecoderSpec:
 
     form = read_form(model)
     layers, norm = layer_specs(plan, form), final_norm(plan, form)
+    for module in (model, model.get_submodule(form.base)):
+        _check_scalars(module)
     embedding = read_embedding(model.get_submodule(form.base), form.embedding)
     heads = propose_head(model, norm, getattr(model, "config", None))
     candidates = (DecoderSpec(form, embedding, layers, head) for head in heads)
@@ -113,6 +113,8 @@ def layer_specs(plan: Plan, form: DecoderForm) -> tuple[LayerSpec, ...]:
         found = plan.candidates.get(path)
         if found is not None and found.structure.name == "decoder_layer":
             specs.append(found.spec)
+            if not found.spec.attention.causal:
+                missing.append(f"  {path}: its attention is bidirectional")
         else:
             missing.append(f"  {path}: {_why(plan, path)}")
     if missing:
