@@ -24,7 +24,7 @@ def main() -> None:
     """Load the model, time the host, attach, explain, stream an answer, compare."""
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
     parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--new", type=int, default=128, help="new tokens at most")
+    parser.add_argument("--new", type=int, help="new tokens at most; default 256, 48 on a CPU")
     options = parser.parse_args()
     device = default_device()
     if device.type == "cuda":
@@ -32,7 +32,8 @@ def main() -> None:
     print(f"SmolLM2-135M-Instruct on {describe(device)}")
     if not (real_model.cache_root() / real_model.FOLDER_NAME).is_dir():
         print(f"converting it once into {real_model.cache_root()} (15 s)", flush=True)
-    run(options.question, new_tokens=options.new, device=device)
+    new_tokens = options.new or (256 if device.type == "cuda" else 48)
+    run(options.question, new_tokens=new_tokens, device=device)
 
 
 def describe(device: torch.device) -> str:

@@ -96,31 +96,23 @@ def gate(session: Session, ours: Runner, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> dict[str, Any]:
-    """Warm every runner up, then time first token and inter-token time, interleaved."""
+    """Warm every runner up, then time first token and inter-token time, interleaved.
+
+    A peer that fails is recorded with its error and leaves; there is no ratio then.
+    """
     options, device = session.options, session.device
-    result: dict[str, Any] = {}
-    tokens = {}
-    for runner in runners:
-        # Twice: the first call compiles, the second records CUDA graphs.
-        first_call_ms = timing.wall_ms(partial(runner.generate, ids, 4), device)
-        runner.generate(ids, 4)
-        tokens[runner.name] = runner.generate(ids, options.new)
-        result[runner.name] = dict(first_call_ms=first_call_ms)
-        say(f"decode {runner.name}: first call {first_call_ms / 1e3:.1f} s")
-    first = {
-        runner.name: timing.interleave(
-            {"first": partial(timing.wall_ms, partial(runner.generate, ids, 1), device)},
-            rounds=options.repeats,
-        )["first"]
-        for runner in runners
-    }
+    result, tokens = warm_up(session, runners, ids)
+    running = [runner for runner in runners if runner.name in tokens]
+    first = timing.interleave(
+        {r.name: partial(timing.wall_ms, partial(r.generate, ids, 1), device) for r in running},
+        rounds=options.repeats,
+    )
     samples = timing.interleave(
-        {r.name: inter_token_ms(r, ids, options.new, device) for r in runners},
+        {r.name: inter_token_ms(r, ids, options.new, device) for r in running},
         rounds=options.repeats,
         budget_s=options.peer_seconds,
     )
-    live_tokens = options.prompt + options.new / 2
-    step_bytes = session.traffic.step_bytes(live_tokens)
+    step_bytes = session.traffic.step_bytes(options.prompt + options.new / 2)
     for name, found in samples.items():
         result[name] |= dict(
             first_token_ms=first[name].median_ms,
@@ -132,12 +124,34 @@ def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> 
             same_tokens_as_first=_equal_prefix(tokens[name], tokens[runners[0].name]),
         )
         say(f"decode {name}: {found.median_ms:.3f} ms/token")
-    peers_ms = [samples[r.name].median_ms for r in runners[1:]]
-    if peers_ms:
-        result[runners[0].name]["ratio_to_best_peer"] = min(peers_ms) / (
-            samples[runners[0].name].median_ms
-        )
+    ours, *peers = (samples[runner.name].median_ms for runner in running)
+    if peers and len(running) == len(runners):
+        result[runners[0].name]["ratio_to_best_peer"] = min(peers) / ours
     return result
+
+
+def warm_up(
+    session: Session, runners: list[Runner], ids: torch.Tensor
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """First calls: what they cost or how they failed, and the tokens of those that run."""
+    result: dict[str, Any] = {}
+    tokens: dict[str, torch.Tensor] = {}
+    for runner in runners:
+        say(f"decode {runner.name}: warming up")
+        try:
+            # Twice: the first call compiles, the second records what the first left.
+            first_call_ms = timing.wall_ms(partial(runner.generate, ids, 4), session.device)
+            runner.generate(ids, 4)
+            tokens[runner.name] = runner.generate(ids, session.options.new)
+        except RuntimeError as error:  # of the compiler, of CUDA, out of memory
+            if runner is runners[0]:
+                raise
+            result[runner.name] = dict(error=f"{type(error).__name__}: {error}"[:500])
+            say(f"decode {runner.name}: FAILED {result[runner.name]['error']}")
+            continue
+        result[runner.name] = dict(first_call_ms=first_call_ms)
+        say(f"decode {runner.name}: first call {first_call_ms / 1e3:.1f} s")
+    return result, tokens
 
 
 def _equal_prefix(tokens: torch.Tensor, other: torch.Tensor) -> int:

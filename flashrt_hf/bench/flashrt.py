@@ -123,7 +123,7 @@ def host_us_per_step(
     The median over ``rounds`` of ``(time(N) - time(1)) / (N - 1)``.
     """
     with runner._session() as session:
-        graph = session.graph("greedy")
+        graph: Any = session.graph("greedy")
     kept = graph.replay
     graph.replay = _no_replay
     try:

@@ -101,7 +101,7 @@ class HostRunner:
         tokens = [self._next_token(ids)]
         for _ in range(1, new_tokens):
             if self._graphed:
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                torch.compiler.cudagraph_mark_step_begin()
                 # The step's output lives in the graph's memory: the next replay overwrites it.
                 tokens.append(self._step(tokens[-1]).clone())
             else:

@@ -69,5 +69,6 @@ def compare_bits(
         alone = one.generate(prompts[row : row + 1], new_tokens)
         same_tokens &= torch.equal(alone[0], together[row])
         lone = one.forced_steps(prompts[row : row + 1], forced[row : row + 1])
-        same_logits &= all(torch.equal(a[0], b[row]) for a, b in zip(lone, logits, strict=True))
+        equal = [torch.equal(a[0], b[row]) for a, b in zip(lone, logits, strict=True)]
+        same_logits &= all(equal)
     return dict(same_tokens=same_tokens, same_logits=same_logits)

@@ -23,6 +23,9 @@ def _decode_rows(record: Mapping[str, Any]) -> Iterable[Row]:
     part = record["parts"].get("decode", {})
     ceiling = record["environment"].get("read_bytes_per_s")
     for name, run in part.get("runs", {}).items():
+        if "error" in run:
+            yield record["model"]["name"], name, "FAILED", run["error"].split(":")[0], "", "", ""
+            continue
         ratio = run.get("ratio_to_best_peer")
         yield (
             record["model"]["name"],

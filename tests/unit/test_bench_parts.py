@@ -42,6 +42,25 @@ def test_decode(tmp_path, capsys):
     assert "tiny-llama | flashrt | " in capsys.readouterr().out
 
 
+def test_a_failing_peer_is_recorded_and_leaves(tmp_path, monkeypatch, capsys):
+    from flash_rt.flashrt_hf.bench.peers import HostRunner
+
+    right = HostRunner.generate
+
+    def generate(self, ids, new_tokens):
+        if self.name == "compile":
+            raise RuntimeError("no compiler")
+        return right(self, ids, new_tokens)
+
+    monkeypatch.setattr(HostRunner, "generate", generate)
+    found = run(tmp_path, "decode", *SMALL, *FAST, "--peers", "eager", "compile")
+    runs = found["parts"]["decode"]["runs"]
+    assert runs["compile"] == dict(error="RuntimeError: no compiler")
+    assert "ratio_to_best_peer" not in runs["flashrt"]
+    assert runs["eager"]["ms_per_token"] == pytest.approx(runs["eager"]["values_ms"][0])
+    assert "| tiny-llama | compile | FAILED | RuntimeError |" in capsys.readouterr().out
+
+
 def test_decode_of_a_wrong_model_stops_at_the_gate(tmp_path, monkeypatch):
     from flash_rt.flashrt_hf.bench.flashrt import FlashRTRunner
 
