@@ -8,6 +8,9 @@ import torch
 
 from .protocol import CaptureError, Graph, Pool, Step, check_warmups
 from .streams import collector_paused, is_recording, recording_thread
+from .syncs import HostReads, Preflight
+
+_ABORTED: list[torch.cuda.CUDAGraph] = []
 
 
 class CudaPool:
@@ -20,7 +23,7 @@ class CudaPool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.handle = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device)
         self._index: int = device.index
         self._last_raw: int | None = None
         self._last: torch.cuda.Stream | None = None
@@ -37,12 +40,13 @@ class CudaPool:
 
 
 class CudaGraph:
-    """A recorded step; ``replay`` is CUDAGraph's own method, without a Python frame around it."""
+    """A recorded step; ``replay`` is torch's C++ method, without a Python frame around it."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._pool = pool
-        self.replay = graph.replay
+        # CUDAGraph.replay is a Python method that only looks for a debugging aid first.
+        self.replay = super(torch.cuda.CUDAGraph, graph).replay
 
     def release(self) -> None:
         """Destroy the graph. Its memory goes back to the pool when its tensors are gone."""
@@ -86,12 +90,18 @@ class CudaBackend:
             pool.stream.wait_stream(current)
             try:
                 with torch.cuda.stream(pool.stream), recording_thread(), collector_paused():
-                    for _ in range(warmups):
-                        step()
+                    self._warm_up(step, warmups)
                     graph = self._capture(step, pool)
             finally:
                 current.wait_stream(pool.stream)
         return CudaGraph(graph, pool)
+
+    def _warm_up(self, step: Step, warmups: int) -> None:
+        if warmups:
+            with HostReads("cuda"), Preflight("cuda"):
+                step()
+        for _ in range(warmups - 1):
+            step()
 
     def _capture(self, step: Step, pool: CudaPool) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -99,30 +109,39 @@ class CudaBackend:
         try:
             step()
         except RuntimeError as error:
-            self._abandon(graph, pool)
+            _abandon(graph, pool)
             raise CaptureError(f"record: the step failed: {error}") from error
         except BaseException:
-            self._abandon(graph, pool)
+            _abandon(graph, pool)
             raise
         try:
             graph.capture_end()
         except RuntimeError as error:
-            self._close_pool(pool)
-            graph.reset()
+            _close(graph, pool)
             raise CaptureError(f"record: the step cannot be recorded: {error}") from error
         return graph
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            self._close_pool(pool)
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
+    """End a capture whose step has raised."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _close(graph, pool)
+    else:
         graph.reset()
 
-    def _close_pool(self, pool: CudaPool) -> None:
-        # When ending the stream's capture fails, capture_end leaves the allocator routing into the
-        # pool, and the next empty_cache or out-of-memory retry hits an internal assert.
-        index = self.device.index
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(index, pool.handle)
-            torch._C._cuda_releasePool(index, pool.handle)
+
+def _close(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
+    """Tidy up after a capture that the CUDA runtime aborted.
+
+    ``capture_end`` then leaves both allocators routed into the pool. The device's is told here; the
+    pinned one cannot be, and it refuses to begin again with the same pool and keeps a pointer to
+    the graph. So the pool goes on under another handle, and the graph object stays.
+    """
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(pool.device.index, pool.handle)
+        torch._C._cuda_releasePool(pool.device.index, pool.handle)
+    graph.reset()
+    _ABORTED.append(graph)
+    pool.handle = torch.cuda.graph_pool_handle()

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Externals(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Externals(TorchDispatchMode):
     """Collects one alias of every storage that a run read and did not make itself.
 
     A graph holds addresses only. A table in a closure, or a cache that a module keeps as a plain

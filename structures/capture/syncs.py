@@ -1,8 +1,9 @@
-"""Operations that a CUDA graph cannot hold, recognised on the CPU.
+"""Operations that a CUDA graph cannot hold, recognised before a capture would break on them.
 
-The dispatcher's tags name the operations whose result shape or value the host must know. The
-Python calls that read a CPU tensor without dispatching (``tolist``, ``numpy``, ``cpu``) and the
-constructors that would upload host data are recognised by name.
+The dispatcher's tags name the operations whose result shape or value the host must know. Python
+calls that read a CPU tensor without dispatching (``tolist``, ``numpy``, ``cpu``) and constructors
+that would upload host data are recognised by name. On a GPU only what touches the GPU counts; the
+tape takes every CPU tensor for one on the device.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .protocol import CaptureError
 
@@ -31,30 +34,44 @@ _READS = {
 _UPLOADS = {torch.tensor: "torch.tensor", torch.as_tensor: "torch.as_tensor"}
 
 
-def refuse_unrecordable(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_unrecordable(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device_type: str
+) -> None:
     """Raise CaptureError when ``func`` would wait for the device or upload host data."""
     if func in _INDEXING:
-        _refuse_mask_index(func, args)
-        return
-    if func is _aten.lift_fresh.default:
+        _refuse_index(func, args, device_type)
+    elif func is _aten.lift_fresh.default:
         # A 0-dim constant becomes a kernel argument; a larger one is copied from pageable memory.
-        if args[0].dim() > 0:
+        if args[0].device.type == device_type and args[0].dim() > 0:
             raise CaptureError(
                 "record: the step must not make tensors from host data, got lift_fresh of shape "
                 f"{tuple(args[0].shape)}"
             )
-        return
-    if func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
-        return
-    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
-        raise CaptureError(f"record: the step must not wait for the device, got {func}")
+    elif func is _aten._to_copy.default or func is _aten.copy_.default:
+        _refuse_transfer(func, args, kwargs, device_type)
+    elif (
+        torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    ):
+        if func is _aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+            return
+        if func is _aten.one_hot.default and len(args) > 1 and args[1] >= 0:
+            return
+        if any(_on(leaf, device_type) for leaf in tree_leaves((args, kwargs))):
+            raise CaptureError(f"record: the step must not wait for the device, got {func}")
 
 
-def _refuse_mask_index(func: Any, args: tuple[Any, ...]) -> None:
-    masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+def _on(value: Any, device_type: str) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == device_type
+
+
+def _refuse_index(func: Any, args: tuple[Any, ...], device_type: str) -> None:
+    indices = [i for i in args[1] if i is not None]
+    if _on(args[0], device_type) and any(not _on(i, device_type) for i in indices):
+        raise CaptureError(f"record: the step must not upload host data, got {func} by the host's")
+    masks = [i for i in indices if i.dtype in (torch.bool, torch.uint8) and _on(i, device_type)]
     if not masks:
         return
-    writes_one_value = func is not _aten.index.Tensor and len(args) > 2 and args[2].numel() == 1
+    writes_one_value = len(args) > 2 and args[2].numel() == 1
     if writes_one_value and not (len(args) > 3 and args[3]):
         return  # torch turns this into masked_fill
     raise CaptureError(
@@ -62,8 +79,30 @@ def _refuse_mask_index(func: Any, args: tuple[Any, ...]) -> None:
     )
 
 
+def _refuse_transfer(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device_type: str
+) -> None:
+    """Copies between host and device wait for the device, unless they are said not to."""
+    if func is _aten.copy_.default:
+        places = {args[0].device.type, args[1].device.type}
+        blocks = not (len(args) > 2 and args[2])
+    else:
+        target = kwargs.get("device") or args[0].device
+        places = {args[0].device.type, torch.device(target).type}
+        blocks = not kwargs.get("non_blocking")
+    if len(places) > 1 and device_type in places and blocks:
+        raise CaptureError(
+            "record: the step must not copy between host and device, got "
+            f"{func} of shape {tuple(args[0].shape)}"
+        )
+
+
 class HostReads(TorchFunctionMode):
-    """Refuses the Python calls that would wait for a GPU and that a CPU never dispatches."""
+    """Refuses Python calls that would wait for the device or upload to it."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
 
     def __torch_function__(
         self,
@@ -73,15 +112,43 @@ class HostReads(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _READS:
+        if func in _READS and _on(args[0], self._device_type):
             raise CaptureError(f"record: the step must not wait for the device, got {_READS[func]}")
-        if func in _UPLOADS and kwargs.get("device") is not None and not _is_tensor(args, kwargs):
+        if func in _UPLOADS and self._uploads(args, kwargs):
             raise CaptureError(
                 "record: the step must not make tensors from host data, got "
                 f"{_UPLOADS[func]} with device={kwargs['device']}"
             )
         return func(*args, **kwargs)
 
+    def _uploads(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        device = kwargs.get("device")
+        data = args[0] if args else kwargs.get("data")
+        return (
+            device is not None
+            and not isinstance(data, torch.Tensor)
+            and torch.device(device).type == self._device_type
+        )
 
-def _is_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return isinstance(args[0] if args else kwargs.get("data"), torch.Tensor)
+
+class Preflight(TorchDispatchMode):
+    """Runs a warm-up and refuses what a capture would break on.
+
+    A capture that the CUDA runtime has to abort costs more than an exception: torch leaves its
+    pinned allocator routed to the pool, which then cannot be used again.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        refuse_unrecordable(func, args, kwargs, self._device_type)
+        return func(*args, **kwargs)

@@ -88,7 +88,7 @@ class _Call:
                 address.copy_(leaves[position])
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):
     def __init__(self, aliases: _Aliases) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
@@ -106,7 +106,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        refuse_unrecordable(func, args, kwargs)
+        refuse_unrecordable(func, args, kwargs, "cpu")
         leaves, spec = tree_flatten((args, kwargs))
         frozen_leaves = [self._frozen(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         given = {_storage(x) for x in frozen_leaves if isinstance(x, torch.Tensor)}
@@ -251,7 +251,7 @@ class TapeBackend:
             random_state = torch.get_rng_state()
             recorder = _Recorder(self._aliases)
             try:
-                with HostReads(), recorder:
+                with HostReads("cpu"), recorder:
                     step()
             except CaptureError:
                 raise

@@ -117,14 +117,16 @@ def test_metadata_changes_inside_a_step_do_not_move_earlier_operations(backend: 
     assert y.tolist() == [[0.5, 3.5], [10.0, 4.0], [20.0, 5.0]]
 
 
+@pytest.mark.parametrize("warmups", [0, 1])
 @pytest.mark.parametrize(
     "name", ["item", "bool", "tolist", "nonzero", "mask", "unique", "upload", "cpu"]
 )
 def test_steps_that_wait_or_upload_are_refused_and_leave_the_device_usable(
-    backend: Backend, name: str
+    backend: Backend, name: str, warmups: int
 ) -> None:
     x = torch.arange(4.0, device=backend.device)
     y = torch.zeros(4, device=backend.device)
+    pool = backend.new_pool()
     steps = {
         "item": lambda: y.fill_(x[1].item()),
         "bool": lambda: y.fill_(1) if x.sum() > 0 else y.fill_(2),
@@ -141,10 +143,13 @@ def test_steps_that_wait_or_upload_are_refused_and_leave_the_device_usable(
         steps[name]()
 
     with pytest.raises(CaptureError, match="record: the step"):
-        backend.record(step, warmups=0)
-    assert y.tolist() == [0.0] * 4
+        backend.record(step, warmups=warmups, pool=pool)
+    if warmups == 0:
+        assert y.tolist() == [0.0] * 4
+    y.zero_()
+    torch.cuda.empty_cache()
     torch.rand(3, device=backend.device)
-    graph = backend.record(lambda: y.add_(1), warmups=0)
+    graph = backend.record(lambda: y.add_(1), warmups=0, pool=pool)
     graph.replay()
     assert y.tolist() == [1.0] * 4
 
