@@ -10,6 +10,7 @@ import typer
 from flash_rt.flashrt_hf.kernels import builder, resolver, validate, variant
 from flash_rt.flashrt_hf.kernels import sync as sync_module
 from flash_rt.flashrt_hf.kernels.check import check_variant
+from flash_rt.flashrt_hf.kernels.compile import BuildError
 from flash_rt.flashrt_hf.kernels.manifest import (
     Family,
     ManifestError,
@@ -44,14 +45,22 @@ def build(
     archs = [a for text in arch or [] for a in text.split(",")]
     if skip_without_nvcc and not cpu_only:
         cpu_only = _nvcc_is_missing()
+    errors = []
     for family in select(workspace, families):
         start = time.perf_counter()
-        built = [builder.build_reference(workspace, family)]
-        if not cpu_only:
-            built.append(builder.build_cuda(workspace, family, archs))
-        for one in built:
-            typer.echo(f"{family.name}: {one.path.name} {one.action}")
+        try:
+            _report(family, builder.build_reference(workspace, family))
+            if not cpu_only:
+                _report(family, builder.build_cuda(workspace, family, archs))
+        except (BuildError, ManifestError) as error:  # the other families may still build
+            errors.append(str(error))
         typer.echo(f"{family.name}: {time.perf_counter() - start:.1f} s", err=True)
+    if errors:
+        raise BuildError("\n".join(errors))
+
+
+def _report(family: Family, built: builder.Built) -> None:
+    typer.echo(f"{family.name}: {built.path.name} {built.action}")
 
 
 def _nvcc_is_missing() -> bool:

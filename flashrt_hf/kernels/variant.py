@@ -91,8 +91,26 @@ def write_metadata(
 
 def read_metadata(variant: Path) -> Metadata | None:
     """Metadata of a variant folder whose files all match its digest; None for anything else."""
+    before = _metadata_bytes(variant)
+    while before is not None:
+        metadata = _validated(variant, before)
+        after = _metadata_bytes(variant)
+        if metadata is not None or after == before:
+            return metadata
+        before = after  # the folder was replaced while it was being read
+    return None
+
+
+def _metadata_bytes(variant: Path) -> bytes | None:
     try:
-        metadata = Metadata.read_from_file(variant / "metadata.json")
+        return (variant / "metadata.json").read_bytes()
+    except OSError:
+        return None
+
+
+def _validated(variant: Path, content: bytes) -> Metadata | None:
+    try:
+        metadata = Metadata.from_bytes(content)
         if metadata.digest is None:
             return None
         metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, variant))

@@ -64,7 +64,7 @@ def test_unknown_family(run):
 def test_missing_nvcc_fails_or_is_skipped_aloud(run, workspace, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     code, out, err = run("build", "--arch", "9.0a")
-    assert (code, out) == (1, "")
+    assert (code, out) == (1, "scale: torch-cpu built\n")
     assert err.startswith("flash-rt: nvcc: version 13.0 or later is needed")
     code, out, err = run("build", "--arch", "9.0a", "--skip-without-nvcc")
     assert (code, out) == (0, "scale: torch-cpu unchanged\n")
@@ -93,3 +93,15 @@ def test_every_registered_command_has_help(source_environment):
         )
         assert result.returncode == 0, result.stderr
         assert f"flash-rt {name}" in result.stdout
+
+
+def test_one_broken_family_does_not_stop_the_others(run, workspace):
+    import shutil
+
+    second = workspace.sources / "tint"
+    shutil.copytree(workspace.sources / "scale", second)
+    manifest = workspace.root / "build.toml"
+    manifest.write_text(manifest.read_text().replace('["scale"]', '["tint", "scale"]'))
+    code, out, err = run("build", "--cpu-only")
+    assert (code, out) == (1, "scale: torch-cpu built\n")
+    assert "flash-rt: tint/build.toml: has no torch-ext/tint/__init__.py\n" in err
