@@ -101,7 +101,7 @@ class HostReads(TorchFunctionMode):
     """Refuses Python calls that would wait for the device or upload to it."""
 
     def __init__(self, device_type: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device_type = device_type
 
     def __torch_function__(
