@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..host import DTYPES, MODEL_HELP, default_device, default_dtype, load_host
+from . import plain_errors
 
 
 def command(
@@ -25,8 +26,10 @@ def command(
     if dtype and dtype not in DTYPES:
         raise typer.BadParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     place = torch.device(device) if device else default_device()
-    host = load_host(model, device=place, dtype=DTYPES[dtype] if dtype else default_dtype(place))
-    table = structures.explain(structures.plan(host))
+    with plain_errors():
+        kind = DTYPES[dtype] if dtype else default_dtype(place)
+        host = load_host(model, device=place, dtype=kind)
+        table = structures.explain(structures.plan(host))
     if as_json:
         rows = [_row(row) for row in table]
         print(json.dumps(dict(rows=rows, notes=list(table.notes)), indent=1))

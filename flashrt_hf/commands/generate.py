@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..host import DTYPES, MODEL_HELP, default_device, default_dtype, load_host, load_tokenizer
+from . import plain_errors
 
 
 def command(
@@ -28,7 +29,8 @@ def command(
     if dtype and dtype not in DTYPES:
         raise typer.BadParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     place = torch.device(device) if device else default_device()
-    tokenizer = load_tokenizer(model)
+    with plain_errors():
+        tokenizer = load_tokenizer(model)
     text = sys.stdin.read() if prompt == "-" else prompt
     if raw or not tokenizer.chat_template:
         encoded = tokenizer(text, return_tensors="pt")
@@ -40,8 +42,10 @@ def command(
             return_tensors="pt",
         )
     ids = encoded["input_ids"].to(place)
-    host = load_host(model, device=place, dtype=DTYPES[dtype] if dtype else default_dtype(place))
-    structures.attach(host, host.forward)
-    loop = structures.decode_loop(host, max_len=max_len or ids.shape[1] + max_new_tokens)
+    with plain_errors():
+        kind = DTYPES[dtype] if dtype else default_dtype(place)
+        host = load_host(model, device=place, dtype=kind)
+        structures.attach(host, host.forward)
+        loop = structures.decode_loop(host, max_len=max_len or ids.shape[1] + max_new_tokens)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     loop.generate(ids, max_new_tokens=max_new_tokens, streamer=streamer)

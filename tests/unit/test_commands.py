@@ -38,6 +38,19 @@ def test_unknown_models_are_named(monkeypatch):
         host.load_tokenizer("tiny-qwen3")
 
 
+def test_a_command_prints_one_line_for_an_unknown_model(monkeypatch, capsys):
+    import typer
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for call in (
+        lambda: explain.command("/nowhere/at/all", device="cpu"),
+        lambda: generate.command("/nowhere/at/all", "Hello", device="cpu"),
+    ):
+        with pytest.raises(typer.Exit):
+            call()
+        assert capsys.readouterr().err.startswith("flash-rt: model must be smollm2 ")
+
+
 def test_unknown_dtype_is_refused():
     import typer
 
