@@ -1,4 +1,4 @@
-"""Where structures get their kernels: ``kernels.get_kernel("flashrt/<family>", version=1)``.
+"""Where structures get their kernels: ``flashrt/<family>`` through ``flash_rt.kernel_loader``.
 
 Which copy that finds (``LOCAL_KERNELS``, a local build, the Hub) is not decided here.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+
+from flash_rt import kernel_loader
 
 VERSION = 1
 
@@ -23,9 +25,7 @@ def family(name: str) -> ModuleType:
         KernelUnavailable: no usable build was found.
     """
     try:
-        from kernels import get_kernel
-
-        module: ModuleType = get_kernel(f"flashrt/{name}", version=VERSION)
+        module = kernel_loader.load(name, version=VERSION)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise KernelUnavailable(
             f"kernel family flashrt/{name} version {VERSION} cannot be loaded: {error}"

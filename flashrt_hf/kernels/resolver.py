@@ -16,8 +16,8 @@ from flash_rt.flashrt_hf.kernels.manifest import (
     ManifestError,
     Workspace,
     find_workspace,
-    require_workspace,
 )
+from flash_rt.kernel_loader import load_from_library
 
 
 class KernelNotFoundError(RuntimeError):
@@ -146,7 +146,7 @@ def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> 
     """The kernel module of one family.
 
     Looks in LOCAL_KERNELS, then the local builds, then the Hub; without a GPU the reference
-    variant of the checkout is always there.
+    variant of the checkout is always there. Without a checkout the ``kernels`` library decides.
 
     Args:
         workspace: default, the checkout that this package runs from.
@@ -158,7 +158,9 @@ def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> 
     """
     from kernels import get_local_kernel
 
-    workspace = workspace or require_workspace()
+    workspace = workspace or find_workspace()
+    if workspace is None:
+        return load_from_library(name, version=version)
     family = workspace.family(name)
     if version != family.version:
         raise ManifestError(f"{name}: no version {version}; the checkout has {family.version}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from flash_rt.flashrt_hf.kernels.resolver import set_local_kernels
+from flash_rt import kernel_loader
+from flash_rt.flashrt_hf.kernels import resolver
 
 if TYPE_CHECKING:
     from flash_rt import flashrt_hf, structures
@@ -20,7 +21,8 @@ __all__ = ["__version__", "flashrt_hf", "structures"]
 
 _SUBMODULES = ("flashrt_hf", "structures")
 
-set_local_kernels()
+resolver.set_local_kernels()
+kernel_loader.load = resolver.load
 
 
 def __getattr__(name: str) -> object:

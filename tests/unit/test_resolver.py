@@ -154,3 +154,18 @@ def test_a_broken_family_hides_no_other(workspace, family):
 def test_hidden_gpus_are_no_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert toolchain.gpu_capabilities() == []
+
+
+def test_without_a_checkout_the_library_decides(workspace, family, monkeypatch):
+    path = builder.build_reference(workspace, family).path
+    monkeypatch.setattr(resolver, "find_workspace", lambda: None)
+    monkeypatch.setenv("LOCAL_KERNELS", f"flashrt/scale={path}")
+    assert resolver.load("scale").__file__ == str(path / "__init__.py")
+    resolver.set_local_kernels()
+    assert os.environ["LOCAL_KERNELS"] == f"flashrt/scale={path}"
+
+
+def test_structures_load_through_the_resolver():
+    from flash_rt import kernel_loader
+
+    assert kernel_loader.load is resolver.load
