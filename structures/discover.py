@@ -17,6 +17,7 @@ from .catalogue import CATALOGUE
 from .catalogue.base import PASSIVE, Fast, Found, Guess, Refusal, Structure
 from .catalogue.forms import is_function
 from .prove import Disproof, prove_meaning
+from .quiet import tensors_made_on
 from .region import Region
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -90,7 +91,8 @@ class Discovery:
 
     def settle(self, region: Region, structure: Structure) -> Candidate | Rejected | None:
         """Propose, check and prove the meaning of one structure for one region."""
-        proposal = structure.propose(region, self)
+        with tensors_made_on(torch.device("cpu")):
+            proposal = structure.propose(region, self)
         if proposal is None:
             return None
         if isinstance(proposal, Refusal):

@@ -15,6 +15,7 @@ from .decision import Bound, Decision
 from .discover import Candidate, Discovery
 from .numbers import costs, numbers, place
 from .prove import Disproof
+from .quiet import proof_state
 from .region import Region
 from .rows import decide
 
@@ -144,13 +145,25 @@ def check_host(model: nn.Module) -> None:
             )
 
 
-@torch.no_grad()
 def make_plan(model: nn.Module, settings: Settings) -> Plan:
     """Discover, prove and decide. Candidates that fail their numbers make way for narrower ones."""
     check_host(model)
+    dtype, device = place(model)
+    with proof_state(device):
+        decisions, candidates = _proven(model, dtype, device)
+    return Plan(
+        settings=settings,
+        decisions=decisions,
+        candidates={c.region.path: c for c in candidates},
+        _model=weakref.ref(model),
+    )
+
+
+def _proven(
+    model: nn.Module, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Decision, ...], list[Candidate]]:
     discovery = Discovery()
     root = Region("", model)
-    dtype, device = place(model)
     while True:
         found = list(discovery.walk(root, set()))
         candidates = [f for f in found if isinstance(f, Candidate)]
@@ -163,10 +176,4 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
             if verdict is not None:
                 key = (candidate.region.path, candidate.structure.name)
                 discovery.excluded[key] = verdict.reason
-    decisions = decide(model, found, verdicts, costs(candidates, dtype, device))
-    return Plan(
-        settings=settings,
-        decisions=decisions,
-        candidates={c.region.path: c for c in candidates},
-        _model=weakref.ref(model),
-    )
+    return decide(model, found, verdicts, costs(candidates, dtype, device)), candidates

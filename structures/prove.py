@@ -4,32 +4,32 @@
 reference and the bound forward agree to a relative 1e-4 on every probe. Redrawn, because default
 initialisation (norm weights 1, biases 0) accepts even structures that ignore them.
 
-The copy lives on the CPU. Weights over ``LARGE`` elements are drawn as overlapping windows of one
-short random vector (``w[i, j] = v[7 i + j]``), so the copy of a 12288 x 4096 layer costs neither
-150 million random numbers nor their memory; all rows and columns still differ, so a transposed,
-shifted or swapped weight shows. A region with more than ``ON_DEVICE`` parameters is probed on the
-model's own device, there against the reference alone: fp32 matrix kernels exist only on the CPU.
+The copy (``twin``) lives on the CPU. A region with more than ``ON_DEVICE`` parameters is probed on
+the model's own device, there against the reference alone: fp32 matrix kernels exist only on the
+CPU. Config fields that the host's forward reads and the structure does not know refuse it too.
 
 *Numbers*, per instance, are in ``numbers``.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from .catalogue.base import Draw, Fast, Probe, Structure
+from .catalogue.base import CONFIG_PASSIVE, Draw, Fast, Probe, Structure
+from .quiet import tensors_made_on
+from .twin import Twin
 
 MEANING_TOLERANCE = 1e-4
-LARGE = 1 << 20
 ON_DEVICE = 4 << 20
 SEED = 20
+HOST_RAISES = "meaning: host raises"
 
 
 @dataclass(frozen=True)
@@ -37,52 +37,6 @@ class Disproof:
     """Where a proposal failed, in words that fit a refusal."""
 
     reason: str
-
-
-def redrawn(
-    module: nn.Module,
-    device: torch.device,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    seed: int = SEED,
-) -> nn.Module:
-    """An fp32 copy of ``module`` on ``device`` with other parameters and no hooks.
-
-    ``shapes`` gives some parameters another shape.
-
-    Weights are N(0, 1/fan_in) with fan_in the last dimension, vectors N(0.7, 0.4^2): norm weights
-    and biases that are neither 0 nor 1. Buffers keep their values. Tied parameters stay tied.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    memo: dict[int, Any] = {}
-    for name, parameter in module.named_parameters():
-        shape = torch.Size((shapes or {}).get(name, parameter.shape))
-        memo[id(parameter)] = nn.Parameter(_draw(shape, generator).to(device), requires_grad=False)
-    for buffer in module.buffers():
-        kept = buffer.detach().to(device, copy=True)
-        memo[id(buffer)] = kept.float() if kept.is_floating_point() else kept
-    twin = copy.deepcopy(module, memo)
-    for inner in twin.modules():
-        clear_hooks(inner)
-    return twin.eval()
-
-
-def _draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    if len(shape) < 2:
-        return torch.randn(shape, generator=generator).mul_(0.4).add_(0.7)
-    columns = shape[-1]
-    rows = shape.numel() // max(1, columns)
-    if shape.numel() <= LARGE:
-        return torch.randn(shape, generator=generator).mul_(columns**-0.5)
-    values = torch.randn(7 * (rows - 1) + columns, generator=generator) * columns**-0.5
-    windows: torch.Tensor = values.as_strided((rows, columns), (7, 1))
-    return windows.reshape(shape)
-
-
-def clear_hooks(module: nn.Module) -> None:
-    """Remove every hook from a module that is ours to change."""
-    for name, value in list(vars(module).items()):
-        if name.endswith("_hooks") and isinstance(value, dict):
-            vars(module)[name] = type(value)()
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -128,17 +82,40 @@ def prove_meaning(
     device = torch.device("cpu")
     if size > ON_DEVICE:
         device = next(iter(parameters.values())).device
-    twin = redrawn(module, device, shapes)
+    twin = Twin(module, device, shapes, SEED)
     draw = Draw(device, torch.float32, torch.Generator().manual_seed(SEED + 1))
-    for probe in structure.probes(spec, twin, draw):
-        answers = {"host": lambda: structure.call_host(spec, twin, probe)}  # noqa: B023
-        answers["reference"] = lambda: structure.call_reference(spec, twin, probe, torch.float32)  # noqa: B023
-        if device.type == "cpu":
-            answers["bound forward"] = lambda: structure.call_bound(spec, twin, fast, probe)  # noqa: B023
-        disproof = _compare(answers, probe)
-        if disproof is not None:
-            return disproof
+    with tensors_made_on(device):
+        for probe in structure.probes(spec, twin.module, draw):
+            answers = _answers(structure, spec, twin, fast if device.type == "cpu" else None, probe)
+            disproof = _compare(answers, probe)
+            if disproof is not None:
+                return disproof
+    for name, value in twin.config_reads.items():
+        if name not in CONFIG_PASSIVE and name not in structure.config_reads:
+            return Disproof(
+                f"config field {name} = {str(value)[:60]} is read by the host, but not by "
+                f"{structure.name}"
+            )
     return None
+
+
+Answers = Iterator[tuple[str, Callable[[], Any]]]
+
+
+def _answers(
+    structure: Structure, spec: Any, twin: Twin, fast: Fast | None, probe: Probe
+) -> Answers:
+    """Who answers a probe, the host first; ``fast`` is ``None`` where its kernels have no fp32."""
+
+    def host() -> Any:
+        with twin.recording():
+            return structure.call_host(spec, twin.module, probe)
+
+    yield "host", host
+    reference = partial(structure.call_reference, spec, twin.module, probe, torch.float32)
+    yield "reference", reference
+    if fast is not None:
+        yield "bound forward", partial(structure.call_bound, spec, twin.module, fast, probe)
 
 
 # What a module does with a probe it was not made for.
@@ -154,10 +131,10 @@ PROBE_ERRORS = (
 )
 
 
-def _compare(answers: Mapping[str, Callable[[], Any]], probe: Probe) -> Disproof | None:
+def _compare(answers: Answers, probe: Probe) -> Disproof | None:
     """Call each; all must agree with the first, the host."""
     host: Any = None
-    for who, call in answers.items():
+    for who, call in answers:
         try:
             answer = call()
         except PROBE_ERRORS as raised:

@@ -53,6 +53,8 @@ PASSIVE = frozenset(
         *("gradient_checkpointing", "layer_idx", "layer_type"),
     }
 )
+# Fields of a config that choose code paths of the host, all of which mean the same.
+CONFIG_PASSIVE = frozenset({"_attn_implementation", "_attn_implementation_internal"})
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class Draw:
 
     def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """Normal values times ``scale``, drawn on the CPU so that every device gets the same."""
-        values = torch.randn(shape, generator=self.generator) * scale
+        values = torch.randn(shape, generator=self.generator, dtype=torch.float32, device="cpu")
+        values *= scale
         return values.to(self.device, self.dtype)
 
 

@@ -309,3 +309,53 @@ def test_a_model_that_is_one_region() -> None:
 def test_embeddings_are_kept() -> None:
     decisions = rows(structures.plan(zoo.shared("llama")))
     assert isinstance(decisions["model.embed_tokens"], Kept)
+
+
+def test_a_config_field_that_nobody_reads_is_refused() -> None:
+    class Configured(Mlp):
+        def __init__(self, config: types.SimpleNamespace) -> None:
+            super().__init__()
+            self.config = config
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y.clamp(-self.config.limit, self.config.limit)
+
+    class Config:
+        def __init__(self) -> None:
+            self.limit = 1e9
+            self.unused = 3.0
+
+    host = model()
+    host.first = Configured(Config())  # type: ignore[arg-type]
+    zoo.redraw(host)
+    decisions = rows(structures.plan(host))
+    assert isinstance(decisions["first"], Refused)
+    assert "config field limit = 1000000000.0 is read by the host" in decisions["first"].reason
+    assert isinstance(decisions["second"], Bound)
+
+
+def test_settings_of_torch_change_no_decision_and_come_back() -> None:
+    host = model()
+    plain = structures.plan(host).decisions
+    matmul = torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision("medium")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
+            changed = structures.plan(host).decisions
+            assert torch.empty(1).device.type == "meta"
+        assert torch.get_default_dtype() == torch.bfloat16
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+    assert [type(row) for row in changed] == [type(row) for row in plain]
+
+
+def test_planning_leaves_the_random_state_alone() -> None:
+    host = model()
+    before = torch.get_rng_state()
+    structures.attach(host).detach()
+    assert torch.equal(torch.get_rng_state(), before)
