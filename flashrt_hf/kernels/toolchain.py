@@ -85,9 +85,9 @@ def find_nvcc(*, minimum: tuple[int, int] = (13, 0)) -> Nvcc:
     raise ToolchainError(
         f"nvcc: version {_dotted(minimum)} or later is needed to build CUDA kernels, none found:\n"
         + "\n".join(rejected)
-        + "\nInstall a CUDA toolkit, or NVIDIA's wheels (pip install 'nvidia-cuda-nvcc==13.*'"
-        " 'nvidia-cuda-crt==13.*' 'nvidia-nvvm==13.*' 'nvidia-cuda-runtime==13.*'"
-        " 'nvidia-cuda-cccl==13.*'), or set CUDA_HOME."
+        + "\nInstall a CUDA toolkit, or NVIDIA's wheels (pip install 'nvidia-cuda-nvcc==13.0.*'"
+        " 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*'"
+        " 'nvidia-cuda-cccl==13.0.*'), or set CUDA_HOME."
     )
 
 

@@ -1,4 +1,5 @@
-// Kernel launch with programmatic dependent launch allowed, for kernels that follow the rules of pdl.cuh.
+// Kernel launch with programmatic dependent launch allowed, for kernels that follow the rules of
+// pdl.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +9,8 @@
 
 namespace flashrt {
 
-// Launch on `stream`; the kernel may start before its predecessor ends wherever the device knows how
-// (compute capability 9.0 and later). Returns the launch's error, never synchronises.
+// Launch on `stream`; the kernel may start before its predecessor ends wherever the device knows
+// how (compute capability 9.0 and later). Returns the launch's error, never synchronises.
 template <typename... Params, typename... Args>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, Args&&... args) {
