@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import torch
 
@@ -37,6 +37,10 @@ class CudaPool:
         if self._last is not None:
             current.wait_stream(self._last)
         self._last, self._last_raw = current, raw
+
+    def memory(self) -> AbstractContextManager[object]:
+        """Allocations of the side stream; only recordings, which are ordered, reuse them."""
+        return torch.cuda.stream(self.stream)
 
 
 class CudaGraph:

@@ -12,6 +12,7 @@ CPU, and shows a broken rule as an error or as poison instead of as a plausible 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -39,6 +40,13 @@ class Pool(Protocol):
 
         Call it before writing a static input when callers may switch streams. Costs well under a
         microsecond when the stream is the same as last time.
+        """
+
+    def memory(self) -> AbstractContextManager[object]:
+        """Allocate static inputs inside, so that nobody gets their memory too early.
+
+        A GPU allocation belongs to the stream it was made on, and freed memory may be handed out
+        there at once, while a replay on another stream still reads it.
         """
 
 

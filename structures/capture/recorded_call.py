@@ -41,7 +41,9 @@ class RecordedCall:
         owned: set[int],
     ) -> None:
         self.replays = 0
-        self._static = _static_inputs(tensors)
+        pool.join()
+        with pool.memory():
+            self._static = _static_inputs(tensors)
         self._copy_in(tensors)
         outputs: list[Any] = [None]
 

@@ -14,15 +14,17 @@ would wait for a device raise CaptureError.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .protocol import CaptureError, Graph, Pool, StaleAddressError, Step, check_warmups
+from .storage import Aliases, poison, storage_of, whole
 from .streams import is_recording, recording_thread
 from .syncs import HostReads, refuse_unrecordable
 
@@ -35,40 +37,6 @@ _ALLOCATIONS = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
-_Geometry = tuple[Any, ...]
-
-
-class _Aliases:
-    """The tensors through which tapes reach a storage: one for each geometry, shared by all tapes.
-
-    A storage whose every reference is one of these has been freed by its owner.
-    """
-
-    def __init__(self) -> None:
-        self._by_storage: dict[int, WeakValueDictionary[_Geometry, torch.Tensor]] = {}
-        # torch counts its own look at the storage, in some versions.
-        alone = torch.empty(1)
-        self._looks = torch._C._storage_Use_Count(_storage(alone)) - 1
-
-    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()._cdata
-        known = self._by_storage.setdefault(storage, WeakValueDictionary())
-        geometry = (
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-        alias = known.get(geometry)
-        if alias is None:
-            alias = known[geometry] = tensor.detach()
-        return alias
-
-    def has_owner(self, storage: int) -> bool:
-        uses = torch._C._storage_Use_Count(storage) - self._looks
-        return bool(uses > len(self._by_storage[storage]))
 
 
 @dataclass
@@ -89,7 +57,7 @@ class _Call:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, aliases: _Aliases) -> None:
+    def __init__(self, aliases: Aliases) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
         self.inside: dict[int, torch.Tensor] = {}  # storages the step allocated, whole
@@ -109,7 +77,7 @@ class _Recorder(TorchDispatchMode):
         refuse_unrecordable(func, args, kwargs, "cpu")
         leaves, spec = tree_flatten((args, kwargs))
         frozen_leaves = [self._frozen(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-        given = {_storage(x) for x in frozen_leaves if isinstance(x, torch.Tensor)}
+        given = {storage_of(x) for x in frozen_leaves if isinstance(x, torch.Tensor)}
         if func is _aten.lift_fresh.default:
             self.constants |= given
         writes = _written(func, args, kwargs)
@@ -132,32 +100,32 @@ class _Recorder(TorchDispatchMode):
                 f"record: tensors must be strided on cpu, got {tensor.layout} on {tensor.device}"
             )
         alias = self._aliases.alias(tensor)
-        storage = _storage(alias)
+        storage = storage_of(alias)
         if storage not in self.inside:
             self.outside.setdefault(storage, alias)
         return alias
 
     def _save(self, tensor: torch.Tensor) -> None:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage in self.inside or storage in self._saved:
             return
-        whole = _whole(tensor)
-        self._saved[storage] = (whole, whole.clone())
+        every_byte = whole(tensor)
+        self._saved[storage] = (every_byte, every_byte.clone())
 
     def _fresh(self, result: Any, given: set[int]) -> list[tuple[int, torch.Tensor]]:
         fresh = []
         for position, leaf in enumerate(tree_leaves(result)):
-            if not isinstance(leaf, torch.Tensor) or _storage(leaf) in given:
+            if not isinstance(leaf, torch.Tensor) or storage_of(leaf) in given:
                 continue
             alias = self._aliases.alias(leaf)
-            self.inside.setdefault(_storage(leaf), alias)
+            self.inside.setdefault(storage_of(leaf), alias)
             fresh.append((position, alias))
         return fresh
 
     def restore(self) -> None:
         """Undo what the recorded run wrote to tensors that were there before."""
-        for whole, content in self._saved.values():
-            whole.copy_(content)
+        for every_byte, content in self._saved.values():
+            every_byte.copy_(content)
         self._saved.clear()
 
 
@@ -219,6 +187,10 @@ class TapePool:
     def join(self) -> None:
         """Nothing to order: the CPU has one stream."""
 
+    def memory(self) -> AbstractContextManager[object]:
+        """Ordinary memory."""
+        return nullcontext()
+
     def poison(self, keep: Iterable[int]) -> None:
         """Overwrite what the graphs of this pool produced, as another graph's run may."""
         for graph in self.graphs:
@@ -230,7 +202,7 @@ class TapeBackend:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self._aliases = _Aliases()
+        self._aliases = Aliases()
 
     def new_pool(self) -> TapePool:
         """A new set of graphs that poison each other."""
@@ -274,25 +246,6 @@ class TapeBackend:
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 pool.poison(keep=())
         return graph
-
-
-def poison(tensor: torch.Tensor) -> None:
-    """Fill the whole storage of ``tensor``: NaN for floats, True for bool, else 0x7F bytes."""
-    whole = _whole(tensor)
-    if tensor.dtype is torch.bool:
-        whole.fill_(1)
-    elif tensor.is_floating_point() or tensor.is_complex():
-        whole.fill_(0xFF)
-    else:
-        whole.fill_(0x7F)  # indexes nothing, in any integer width
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
