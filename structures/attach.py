@@ -11,6 +11,7 @@ from torch import nn
 from .binding import PLAN, Binder, guarded, host_class
 from .capture import CapturedForward
 from .discover import FLOATS
+from .kernels import KernelUnavailable
 from .numbers import place, region_dtype
 from .plan import (
     Plan,
@@ -37,8 +38,9 @@ def attach(
 
     Raises:
         TypeError: no module, or ``forward`` is not a method of it.
-        ValueError: see ``plan``; also settings other than those attached. The host is untouched
-            after any error.
+        ValueError: see ``plan``; also settings other than those attached.
+        KernelUnavailable: no kernel family that the model needs can be loaded.
+        The host is untouched after any error.
     """
     host = host_of(model)
     target = _target(model, host, forward)
@@ -52,6 +54,8 @@ def attach(
             )
         return existing
     made = make_plan(host, settings)
+    if made.unavailable and not made.candidates:
+        raise KernelUnavailable(f"attach: {made.unavailable[0]}")
     binder = Binder()
     try:
         _bind(made, host, binder)
@@ -136,7 +140,9 @@ def detach(plan: Plan) -> None:
     if plan.binder is None:
         return
     binder, plan.binder = plan.binder, None
-    vars(plan.model).pop(PLAN, None)
+    model = plan._model() if plan._model is not None else None
+    if model is not None:
+        vars(model).pop(PLAN, None)
     if plan.captured is not None:
         plan.captured.release()
     plan.captured = None

@@ -34,7 +34,8 @@ class Overridden:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle as the host: its class, and a state without the plan."""
-        bound, host = type(self), self._flashrt_host
+        bound: type = type(self)
+        host = vars(bound).get("_flashrt_host", bound)
         reduced = cast("tuple[Any, ...]", super().__reduce_ex__(protocol))
         function, arguments, *rest = reduced
         if function is _NEW and arguments == (bound,):
@@ -47,10 +48,13 @@ class Overridden:
 
 
 def host_class(module: nn.Module) -> type[nn.Module]:
-    """The class that ``module`` has when nothing is attached."""
-    if isinstance(module, Overridden):
-        return module._flashrt_host
-    return type(module)
+    """The class that ``module`` has when nothing is attached.
+
+    A class made from a bound one, as parametrisations do, is somebody else's and its own.
+    """
+    kind: type[nn.Module] = type(module)
+    host: type[nn.Module] = vars(kind).get("_flashrt_host", kind)
+    return host
 
 
 class Binder:
@@ -63,7 +67,7 @@ class Binder:
     def __init__(self) -> None:
         self._classes: dict[tuple[type[nn.Module], tuple[Any, ...]], type[nn.Module]] = {}
         self._keys: dict[int, tuple[Any, ...]] = {}
-        self._bound: dict[int, tuple[nn.Module, type[nn.Module]]] = {}
+        self._bound: dict[int, tuple[nn.Module, type[nn.Module], type[nn.Module]]] = {}
 
     def override(self, module: nn.Module, key: Any, **methods: Callable[..., Any]) -> None:
         """Give ``module`` other methods; a second call on the same module adds to the first.
@@ -81,11 +85,9 @@ class Binder:
         if made is None:
             inherited = vars(type(module))["_flashrt_own"] if before else {}
             made = self._classes[host, keys] = _subclass(host, {**inherited, **methods})
-        previous = type(module)
         object.__setattr__(module, "__class__", made)
         self._keys[id(module)] = keys
-        if not before:
-            self._bound[id(module)] = (module, previous)
+        self._bound[id(module)] = (module, host, made)
 
     def restore(self) -> None:
         """Put every class back.
@@ -94,8 +96,8 @@ class Binder:
             RuntimeError: something else has changed the class since; all others are restored.
         """
         foreign = []
-        for module, host in self._bound.values():
-            if isinstance(module, Overridden):
+        for module, host, made in self._bound.values():
+            if type(module) is made:
                 object.__setattr__(module, "__class__", host)
             else:
                 foreign.append(type(module).__name__)
@@ -167,6 +169,7 @@ def guarded(
             and x.device.type == device
             and not (x.requires_grad and torch.is_grad_enabled())
             and not enabled(device)
+            and host_class(self) is host
             and (not unary or _alone(args, kwargs))
             and intact(self)
         ):

@@ -5,7 +5,7 @@ Nothing here changes the model, and no user hook runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +27,16 @@ FRAMEWORK = frozenset(vars(nn.Module())) | {"_is_hf_initialized", "_compiled_cal
 
 @dataclass(frozen=True)
 class Candidate:
-    """A region with the structure whose meaning is proven; its numbers are still to be."""
+    """A region with the structure whose meaning is proven; its numbers are still to be.
+
+    ``kind`` is equal for regions that one proof of meaning serves.
+    """
 
     region: Region
     structure: Structure
     spec: Any
     fast: Fast
+    kind: Any
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,13 @@ class Discovery:
 
     Attributes:
         excluded: (path, structure name) -> reason, for candidates that failed their numbers.
+        unavailable: what was said about kernel families that cannot be loaded.
     """
 
     excluded: dict[tuple[str, str], str] = field(default_factory=dict)
+    unavailable: list[str] = field(default_factory=list)
     _meanings: dict[Any, Disproof | Fast] = field(default_factory=dict)
+    _placed: set[Any] = field(default_factory=set)
 
     def find(self, region: Region, *names: str) -> Found | Refusal | None:
         """See ``catalogue.base.Survey.find``."""
@@ -108,23 +115,49 @@ class Discovery:
                 return None if guess else rejected
         first: str | None = None
         for spec in proposal if isinstance(proposal, tuple) else (proposal,):
-            proven = self._meaning(region, structure, spec)
+            kind, proven = self._meaning(region, structure, spec)
             if not isinstance(proven, Disproof):
-                return Candidate(region, structure, spec, proven)
+                return Candidate(region, structure, spec, proven, kind)
             first = first or proven.reason
         return None if guess else Rejected(region, structure, first or "no proposal")
 
-    def _meaning(self, region: Region, structure: Structure, spec: Any) -> Disproof | Fast:
-        key = (structure.name, spec, fingerprint(region.module))
+    def confirm(self, candidates: Iterable[Candidate]) -> bool:
+        """Prove each kind once more at its last place: a layer may compute by its own index.
+
+        ``False`` when that failed somewhere; such a kind is from then on proven place by place.
+        """
+        last: dict[Any, Candidate] = {}
+        first: dict[Any, Candidate] = {}
+        for candidate in candidates:
+            first.setdefault(candidate.kind, candidate)
+            last[candidate.kind] = candidate
+        good = True
+        for kind, candidate in last.items():
+            modules = first[kind].region.module, candidate.region.module
+            if _places(modules[0]) == _places(modules[1]):
+                continue
+            structure, spec = candidate.structure, candidate.spec
+            if prove_meaning(structure, spec, modules[1], candidate.fast) is not None:
+                self._placed.add(kind)
+                good = False
+        return good
+
+    def _meaning(
+        self, region: Region, structure: Structure, spec: Any
+    ) -> tuple[Any, Disproof | Fast]:
+        """The kind of a region, and its bound forward if the proof holds."""
+        kind = (structure.name, spec, fingerprint(region.module))
+        key = (kind, _places(region.module)) if kind in self._placed else kind
         if key not in self._meanings:
             try:
                 fast = structure.bind(spec)
                 disproof = prove_meaning(structure, spec, region.module, fast)
             except kernels.KernelUnavailable as error:
+                self.unavailable.append(str(error))
                 self._meanings[key] = Disproof(str(error))
             else:
                 self._meanings[key] = fast if disproof is None else disproof
-        return self._meanings[key]
+        return key, self._meanings[key]
 
 
 def fingerprint(module: nn.Module) -> tuple[Any, ...]:
@@ -135,6 +168,16 @@ def fingerprint(module: nn.Module) -> tuple[Any, ...]:
         shapes = tuple((k, None if p is None else p.shape) for k, p in inner._parameters.items())
         parts.append((name, type(inner), type(inner).forward, scalars, shapes))
     return tuple(parts)
+
+
+def _places(module: nn.Module) -> tuple[Any, ...]:
+    """Values of the attributes that say where in its model a module is."""
+    return tuple(
+        value
+        for inner in module.modules()
+        for name, value in own_attributes(inner)
+        if name in PLACE
+    )
 
 
 PLACE = frozenset({"layer_idx"})

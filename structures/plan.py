@@ -6,7 +6,6 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from .binding import Binder, Overridden
@@ -49,6 +48,7 @@ class Plan:
         settings: what the plan was made with.
         notes: lines about the whole model for explain (grad, capture, loops).
         candidates: the bound regions with structure and spec, by path.
+        unavailable: what was said about kernel families that cannot be loaded.
         captured: the captured forward while attached; its ``stats`` count replays and fallbacks.
         generation: what ``generate`` does while attached; None for a model without it.
     """
@@ -56,6 +56,7 @@ class Plan:
     settings: Settings
     decisions: tuple[Decision, ...]
     candidates: dict[str, Candidate]
+    unavailable: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     binder: Binder | None = None
     captured: CapturedForward | None = None
@@ -148,32 +149,32 @@ def check_host(model: nn.Module) -> None:
 def make_plan(model: nn.Module, settings: Settings) -> Plan:
     """Discover, prove and decide. Candidates that fail their numbers make way for narrower ones."""
     check_host(model)
-    dtype, device = place(model)
+    _, device = place(model)
+    discovery = Discovery()
     with proof_state(device):
-        decisions, candidates = _proven(model, dtype, device)
+        decisions, candidates = _proven(model, discovery)
     return Plan(
         settings=settings,
         decisions=decisions,
         candidates={c.region.path: c for c in candidates},
+        unavailable=tuple(dict.fromkeys(discovery.unavailable)),
         _model=weakref.ref(model),
     )
 
 
-def _proven(
-    model: nn.Module, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Decision, ...], list[Candidate]]:
-    discovery = Discovery()
-    root = Region("", model)
+def _proven(model: nn.Module, discovery: Discovery) -> tuple[tuple[Decision, ...], list[Candidate]]:
+    """Walk until every candidate holds; each round excludes what failed."""
+    dtype, device = place(model)
     while True:
-        found = list(discovery.walk(root, set()))
+        found = list(discovery.walk(Region("", model), set()))
         candidates = [f for f in found if isinstance(f, Candidate)]
+        if not discovery.confirm(candidates):
+            continue
         verdicts = numbers(candidates, dtype, device)
-        failed = {p: v for p, v in verdicts.items() if isinstance(v, Disproof)}
+        failed = {p: v.reason for p, v in verdicts.items() if isinstance(v, Disproof)}
         if not failed:
-            break
+            return decide(model, found, verdicts, costs(candidates, dtype, device)), candidates
         for candidate in candidates:
-            verdict = failed.get(candidate.region.path)
-            if verdict is not None:
-                key = (candidate.region.path, candidate.structure.name)
-                discovery.excluded[key] = verdict.reason
-    return decide(model, found, verdicts, costs(candidates, dtype, device)), candidates
+            path = candidate.region.path
+            if path in failed:
+                discovery.excluded[path, candidate.structure.name] = failed[path]

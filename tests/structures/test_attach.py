@@ -359,3 +359,48 @@ def test_planning_leaves_the_random_state_alone() -> None:
     before = torch.get_rng_state()
     structures.attach(host).detach()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_any_kernel_attach_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flash_rt.structures import kernels
+
+    def family(name: str) -> types.ModuleType:
+        raise kernels.KernelUnavailable(f"no variant of {name} fits this GPU")
+
+    monkeypatch.setattr(kernels, "family", family)
+    host = model()
+    before = portrait(host)
+    assert not structures.plan(host).bound()
+    with pytest.raises(kernels.KernelUnavailable, match="attach: no variant of .* fits this GPU"):
+        structures.attach(host)
+    assert portrait(host) == before
+
+
+def test_layers_that_compute_by_their_index_are_proven_one_by_one() -> None:
+    class Indexed(Mlp):
+        def __init__(self, layer_idx: int) -> None:
+            super().__init__()
+            self.layer_idx = layer_idx
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) / max(1, self.layer_idx - 1)
+
+    host = zoo.redraw(nn.Sequential(*(Indexed(i) for i in range(5))))
+    decisions = rows(structures.plan(host))
+    kinds = [type(decisions[str(i)]) for i in range(5)]
+    assert kinds == [Bound, Bound, Bound, Refused, Refused]
+
+
+def test_one_layer_that_differs_by_its_index_is_refused() -> None:
+    class Odd(Mlp):
+        def __init__(self, layer_idx: int) -> None:
+            super().__init__()
+            self.layer_idx = layer_idx
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (1.1 if self.layer_idx == 2 else 1.0)
+
+    host = zoo.redraw(nn.Sequential(*(Odd(i) for i in range(4))))
+    decisions = rows(structures.plan(host))
+    assert [type(decisions[str(i)]) for i in range(4)] == [Bound, Bound, Refused, Bound]
+    assert "here the host differs from its kind" in decisions["2"].reason

@@ -227,6 +227,49 @@ def test_detach_says_when_a_class_was_changed_after_attach() -> None:
     assert type(host) is Model
 
 
+def test_parametrised_after_attach(attached: tuple) -> None:
+    from torch.nn.utils import parametrize
+
+    class Double(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return 2 * weight
+
+    host, plain = attached[0], model()
+    for parent in (host, plain):
+        parametrize.register_parametrization(parent.first.a, "weight", Double())
+        parametrize.register_parametrization(parent.last, "weight", Double())
+        parent.eval()
+    assert deviation(run(host), run(plain)) < 1e-5
+    for parent in (host, plain):
+        parametrize.remove_parametrizations(parent.first.a, "weight", leave_parametrized=False)
+        parametrize.remove_parametrizations(parent.last, "weight", leave_parametrized=False)
+    assert deviation(run(host), run(plain)) < 1e-5
+
+
+def test_torch_compile_of_an_attached_model() -> None:
+    host = model()
+    wanted = run(host)
+    plan = structures.attach(host)
+    compiled = torch.compile(host, backend="eager")
+    with torch.no_grad():
+        assert deviation(compiled(X), wanted) < 1e-5
+    plan.detach()
+    with torch.no_grad():
+        assert deviation(compiled(X), wanted) < 1e-5
+    torch.compiler.reset()
+
+
+def test_in_inference_mode() -> None:
+    host = model()
+    wanted = run(host)
+    with torch.inference_mode():
+        plan = structures.attach(host)
+        for _ in range(3):
+            assert deviation(host(X), wanted) < 1e-5
+    assert deviation(run(host), wanted) < 1e-5
+    plan.detach()
+
+
 def test_the_package_has_one_name() -> None:
     import importlib
     import sys
