@@ -1,7 +1,7 @@
 """The same functions for more rows than one launch takes, on torch's own matrix products.
 
 Prologues round where the kernel rounds. Epilogues are what eager torch computes: each step in the
-dtype of the output, fused with the product where torch offers that (bias, residual).
+dtype of the output, in place, fused with the product where torch offers that (bias, residual).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _products(
         residual = _matrix(residual)
     if gated:
         y = apply_activation(_product(x, weights[0], biases[0], fp32_out), activation)
-        return [y * _product(x, weights[1], biases[1], fp32_out)]
+        return [y.mul_(_product(x, weights[1], biases[1], fp32_out))]
     plain = activation == 0 and not soft_cap and not fp32_out and biases[0] is None
     if residual is not None and plain:
         return [torch.addmm(residual, x, weights[0].t(), alpha=scale)]
@@ -97,8 +97,8 @@ def _products(
     for weight, bias in zip(weights, biases, strict=True):
         y = apply_activation(_product(x, weight, bias, fp32_out), activation)
         if scale != 1.0:
-            y = y * scale
+            y = y.mul_(scale)
         if soft_cap:
-            y = torch.tanh(y / soft_cap) * soft_cap
-        results.append(y if residual is None else residual + y)
+            y = y.div_(soft_cap).tanh_().mul_(soft_cap)
+        results.append(y if residual is None else y.add_(residual))
     return results
