@@ -1,8 +1,8 @@
 """Self-attention with rotary positions, called with ``position_embeddings`` and a cache.
 
-Separate or fused q/k/v, grouped heads, q/k norm, partial rotary, sliding window, soft cap. Attached,
-norm and rotary are one kernel and the projections another; the cache and the scores stay the
-host's own, so any cache and any attention implementation keeps its meaning.
+Separate or fused q/k/v, grouped heads, q/k norm, partial rotary, sliding window, soft cap.
+Attached, norm and rotary are one kernel and the projections another; the cache and the scores stay
+the host's own, so any cache and any attention implementation keeps its meaning.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -20,95 +18,37 @@ from torch import nn
 from .. import kernels
 from ..region import Region
 from . import attention_probes
+from .attention_form import OUTPUT, AttentionSpec, cropped_attention, propose_attention
 from .attention_probes import AttentionProbe
-from .base import Draw, Fast, Found, Probe, Refusal, Spec, Structure, Survey
+from .base import Draw, Fast, Probe, Refusal, Structure, Survey
 from .rms_norm import RmsNorm
-from .spec import Norm, NotThisForm, Rows, child_named, is_linear
+from .spec import NotThisForm, Rows, is_linear
 
-QUERY = ("q_proj", "query", "q", "wq", "to_q", "q_lin")
-KEY = ("k_proj", "key", "k", "wk", "to_k", "k_lin")
-VALUE = ("v_proj", "value", "v", "wv", "to_v", "v_lin")
-FUSED = ("qkv_proj", "qkv", "query_key_value", "c_attn", "W_pack", "wqkv")
-OUTPUT = ("o_proj", "out_proj", "dense", "wo", "c_proj", "proj", "out_lin")
-QUERY_NORM = ("q_norm", "q_layernorm", "query_norm")
-KEY_NORM = ("k_norm", "k_layernorm", "key_norm")
 MAX_FUSED_ROWS = 8
+PROOF_WIDTH = 128  # columns that a proof of meaning needs
 CACHES = ("past_key_values", "cache", "past_key_value")
 
 
-@dataclass(frozen=True)
-class AttentionSpec(Spec):
-    """``o(softmax(mask(cap(scaling * rope(norm(q)) @ rope(norm(k)).T))) @ v)``
-
-    Attributes:
-        rotary: ``"half"``, ``"interleaved"``, or None for a layer without positions.
-        window: a position sees the ``window`` newest, itself among them; the host puts it into
-            the mask that it passes.
-        norm_scope: whether q/k norm runs over each head or over all heads of a token.
-        cache: name of the host's cache argument; ``layer_idx`` comes from the module.
-        causal: whether a call without a mask looks back only.
-    """
-
-    q: Rows
-    k: Rows
-    v: Rows
-    o: Rows
-    head_dim: int
-    scaling: float
-    rotary: str | None = "half"
-    window: int | None = None
-    soft_cap: float | None = None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    norm_scope: str = "head"
-    cache: str = "past_key_values"
-    causal: bool = True
-
-    @property
-    def fused(self) -> bool:
-        """Whether q, k and v are consecutive rows of one linear layer."""
-        return self.q.path == self.k.path == self.v.path
-
-    def norms(self, region: nn.Module) -> dict[str, Any]:
-        """The q/k norm arguments that every op of the attention family takes."""
-        if self.q_norm is None or self.k_norm is None:
-            return {}
-        return {
-            "q_norm_weight": self.q_norm.weight(region),
-            "k_norm_weight": self.k_norm.weight(region),
-            "norm_eps": self.q_norm.eps,
-            "norm_zero_centered": self.q_norm.zero_centered,
-            "norm_scope": self.norm_scope,
-        }
-
-    def within(self, prefix: str) -> AttentionSpec:
-        """The same attention seen from a module that has it as its child ``prefix``."""
-        parts = ("q", "k", "v", "o", "q_norm", "k_norm")
-        moved = {n: _under(prefix, getattr(self, n)) for n in parts}
-        return replace(self, **moved)
-
-
-def _under(prefix: str, part: Any) -> Any:
-    return None if part is None else replace(part, path=f"{prefix}.{part.path}")
-
-
 class Attention(Structure):
-    """``(hidden_states [B, T, D], position_embeddings, attention_mask, cache) -> ([B, T, D], weights)``."""
+    """``(hidden_states [B, T, D], position_embeddings, mask, cache) -> ([B, T, D], scores)``."""
 
     name = "attention"
     families = ("attention", "linear")
     multiplies = True
-    reads = RmsNorm.reads | frozenset(
-        "head_dim scaling sliding_window use_rope is_causal attn_logit_softcapping".split()
-    )
+    reads = RmsNorm.reads | {
+        *("head_dim", "scaling", "sliding_window", "attn_logit_softcapping"),
+        *("use_rope", "is_causal"),
+    }
     passive = frozenset(
-        "num_heads num_attention_heads num_key_value_heads num_key_value_groups is_sliding "
-        "attention_dropout _kernel_funcs".split()
+        {
+            *("num_heads", "num_attention_heads", "num_key_value_heads", "num_key_value_groups"),
+            *("is_sliding", "attention_dropout", "_kernel_funcs"),
+        }
     )
+    # The counts of heads are in the shapes; the window is in the spec.
+    config_reads = frozenset({"sliding_window", "num_attention_heads", "num_key_value_heads"})
 
-    def propose(
-        self, region: Region, survey: Survey
-    ) -> tuple[AttentionSpec, ...] | Refusal | None:
+    def propose(self, region: Region, survey: Survey) -> tuple[AttentionSpec, ...] | Refusal | None:
         module = region.module
         names = inspect.signature(type(module).forward).parameters
         cache = next((name for name in CACHES if name in names), None)
@@ -118,12 +58,15 @@ class Attention(Structure):
         if not any(name in OUTPUT for name in linears):
             return None
         try:
-            return tuple(_propose(region, survey, linears, cache))
+            return tuple(propose_attention(region, survey, linears, cache))
         except NotThisForm as reason:
             return Refusal(str(reason))
 
     def width(self, spec: AttentionSpec, module: nn.Module) -> int:
         return int(spec.q.tensors(module)[0].shape[1])
+
+    def crop(self, spec: AttentionSpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
+        return cropped_attention(spec, module, min(PROOF_WIDTH, self.width(spec, module)))
 
     def probes(self, spec: AttentionSpec, module: nn.Module, draw: Draw) -> Iterator[Probe]:
         return attention_probes.meaning(spec, self.width(spec, module), draw)
@@ -135,9 +78,7 @@ class Attention(Structure):
         host = type(module).forward
         return attention_probes.run(spec, module, probe, lambda **k: host(module, **k)[0])
 
-    def call_bound(
-        self, spec: AttentionSpec, module: nn.Module, fast: Fast, probe: Probe
-    ) -> Any:
+    def call_bound(self, spec: AttentionSpec, module: nn.Module, fast: Fast, probe: Probe) -> Any:
         return attention_probes.run(spec, module, probe, lambda **k: fast(module, **k)[0])
 
     def call_reference(
@@ -182,9 +123,7 @@ class Attention(Structure):
         middle = Middle(spec)
         wide = nn.functional.linear
 
-        def fast(
-            self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
-        ) -> Any:
+        def fast(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if args or hidden_states.dim() != 3 or not middle.covers(self, kwargs):
                 return NotImplemented
             few = hidden_states.shape[0] * hidden_states.shape[1] <= MAX_FUSED_ROWS
@@ -212,7 +151,7 @@ def project_wide(
     packed = nn.functional.linear(x, *Rows(spec.q.path).tensors(region))
     cut = spec.q.stop or 0
     width = (packed.shape[-1] - cut) // 2
-    return packed.split([cut, width, width], dim=-1)
+    return tuple(packed.split([cut, width, width], dim=-1))
 
 
 class Middle:
@@ -301,114 +240,3 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary: str) -
     else:
         other = torch.stack([-turned[..., 1::2], turned[..., ::2]], -1).flatten(-2)
     return torch.cat([turned * cos + other * sin, kept], -1)
-
-
-def _propose(
-    region: Region, survey: Survey, linears: dict[str, nn.Module], cache: str
-) -> Iterator[AttentionSpec]:
-    module: Any = region.module
-    children = dict(module.named_children())
-    output = child_named(linears, OUTPUT)
-    assert output is not None
-    head_dim = getattr(module, "head_dim", None)
-    if not isinstance(head_dim, int):
-        raise NotThisForm(f"head_dim must be an integer attribute, got {head_dim!r}")
-    q, k, v = _projections(module, linears, output, head_dim)
-    _check_remaining(children, {output, q.path, k.path, v.path})
-    scaling = getattr(module, "scaling", head_dim**-0.5)
-    if not isinstance(scaling, (int, float)):
-        raise NotThisForm(f"scaling must be a number, got {type(scaling).__name__}")
-    spec = AttentionSpec(
-        q=q,
-        k=k,
-        v=v,
-        o=Rows(output),
-        head_dim=head_dim,
-        scaling=float(scaling),
-        window=_window(module),
-        cache=cache,
-        causal=getattr(module, "is_causal", True) is True,
-    )
-    spec = _with_norms(region, survey, children, spec)
-    rotaries = (None,) if not getattr(module, "use_rope", True) else ("half", "interleaved")
-    cap = getattr(module, "attn_logit_softcapping", None)
-    caps = (None,) if cap is None else (float(cap), None)
-    for soft_cap, rotary in product(caps, rotaries):
-        yield replace(spec, rotary=rotary, soft_cap=soft_cap)
-
-
-def _projections(
-    module: nn.Module, linears: dict[str, nn.Module], output: str, head_dim: int
-) -> tuple[Rows, Rows, Rows]:
-    paths = [child_named(linears, names) for names in (QUERY, KEY, VALUE)]
-    heads_width = int(linears[output].weight.shape[1])  # type: ignore[arg-type]
-    if all(paths):
-        rows = tuple(Rows(str(path)) for path in paths)
-    else:
-        fused = child_named(linears, FUSED)
-        if fused is None:
-            raise NotThisForm(f"no q, k, v and no fused projection among {sorted(linears)}")
-        total = int(linears[fused].weight.shape[0])  # type: ignore[arg-type]
-        second = heads_width + (total - heads_width) // 2
-        cuts = (0, heads_width, second, total)
-        rows = tuple(Rows(fused, cuts[i], cuts[i + 1]) for i in range(3))
-    q, k, v = rows
-    widths = [r.count(module) for r in rows]
-    if widths[0] != heads_width or widths[1] != widths[2] or min(widths) <= 0:
-        raise NotThisForm(
-            f"q, k, v widths {widths} do not fit an output projection of {heads_width} inputs"
-        )
-    if any(w % head_dim for w in widths) or widths[0] % widths[1]:
-        raise NotThisForm(f"q, k, v widths {widths} are not groups of heads of {head_dim}")
-    return q, k, v
-
-
-def _check_remaining(children: dict[str, nn.Module], used: set[str]) -> None:
-    for name, child in children.items():
-        if name in used or name in QUERY_NORM + KEY_NORM or isinstance(child, nn.Dropout):
-            continue
-        raise NotThisForm(f"no structure reads child {name} ({type(child).__name__})")
-
-
-def _window(module: Any) -> int | None:
-    own = vars(module)
-    config = getattr(module, "config", None)
-    if "sliding_window" in own:
-        window = own["sliding_window"]
-    else:
-        window = getattr(config, "sliding_window", None)
-    if window is not None and not isinstance(window, int):
-        raise NotThisForm(f"sliding_window must be an integer, got {window!r}")
-    return window
-
-
-def _with_norms(
-    region: Region, survey: Survey, children: dict[str, nn.Module], spec: AttentionSpec
-) -> AttentionSpec:
-    names = child_named(children, QUERY_NORM), child_named(children, KEY_NORM)
-    if names == (None, None):
-        return spec
-    if None in names:
-        raise NotThisForm("only one of q and k is normed")
-    q, k = (find_norm(region, survey, str(name)) for name in names)
-    if (q.eps, q.zero_centered) != (k.eps, k.zero_centered):
-        raise NotThisForm(f"q and k norm differ: {q} and {k}")
-    sizes = tuple(norm.weight(region.module).shape[0] for norm in (q, k))
-    if sizes == (spec.head_dim, spec.head_dim):
-        return replace(spec, q_norm=q, k_norm=k, norm_scope="head")
-    if sizes == (spec.q.count(region.module), spec.k.count(region.module)):
-        return replace(spec, q_norm=q, k_norm=k, norm_scope="all")
-    raise NotThisForm(f"q/k norm sizes {sizes} are neither a head of {spec.head_dim} nor all heads")
-
-
-def find_norm(region: Region, survey: Survey, name: str) -> Norm:
-    """The proven RMS norm that is the child ``name``.
-
-    Raises:
-        NotThisForm: it is another norm.
-    """
-    found = survey.find(region.child(name), "rms_norm")
-    if not isinstance(found, Found) or not found.spec.weight:
-        reason = found.reason if isinstance(found, Refusal) else "no RMS norm with a weight"
-        raise NotThisForm(f"{name}: {reason}")
-    return Norm(name, found.spec.eps, found.spec.zero_centered)

@@ -1,4 +1,4 @@
-"""Calls that tell one attention from another: lengths, starts, scales, masks, and a cache in between."""
+"""Calls that tell one attention from another: lengths, starts, scales, masks, a cache between."""
 
 from __future__ import annotations
 
@@ -156,14 +156,14 @@ def run(
         for (x, rotation), mask in zip(made.steps(made.chunks[0].dtype), made.masks, strict=True):
             if mask is None and implementation == "eager":
                 mask = made.without_mask(x)
-            arguments = {"attention_mask": None if mask is None else additive(mask, x.dtype)}
-            arguments[spec.cache] = cache  # type: ignore[assignment]
+            added = None if mask is None else additive(mask, x.dtype)
+            arguments: dict[str, Any] = {"attention_mask": added, spec.cache: cache}
             outputs.append(call(hidden_states=x, position_embeddings=rotation, **arguments))
     return tuple(outputs)
 
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A bool mask ``[T, N]`` as ``[1, 1, T, N]`` to be added to scores, as eager attention wants."""
+    """A bool mask ``[T, N]`` as numbers ``[1, 1, T, N]`` that eager attention adds to scores."""
     lowest = torch.finfo(dtype).min
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)[None, None]
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import kernels
 from ..region import Region
 from . import attention_probes
-from .attention import MAX_FUSED_ROWS, Attention, AttentionSpec, Middle, find_norm
+from .attention import (
+    MAX_FUSED_ROWS,
+    PROOF_WIDTH,
+    Attention,
+    Middle,
+)
+from .attention_form import AttentionSpec, cropped_attention, cropped_linear, find_norm
 from .attention_probes import AttentionProbe
 from .base import Draw, Fast, Found, Probe, Refusal, Spec, Structure, Survey
 from .gated_mlp import GatedMlp, GatedMlpSpec
@@ -62,6 +67,7 @@ class DecoderLayer(Structure):
     multiplies = True
     reads = Attention.reads | GatedMlp.reads | {"residual_multiplier"}
     passive = Attention.passive | GatedMlp.passive | {"attention_type"}
+    config_reads = Attention.config_reads
 
     def propose(self, region: Region, survey: Survey) -> tuple[LayerSpec, ...] | Refusal | None:
         names = inspect.signature(type(region.module).forward).parameters
@@ -81,6 +87,20 @@ class DecoderLayer(Structure):
 
     def width(self, spec: LayerSpec, module: nn.Module) -> int:
         return int(spec.attention.q.tensors(module)[0].shape[1])
+
+    def crop(self, spec: LayerSpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
+        width = min(PROOF_WIDTH, self.width(spec, module))
+        shapes = cropped_attention(spec.attention, module, width)
+        norms = (spec.attention_norm, spec.attention_out_norm, spec.mlp_norm, spec.mlp_out_norm)
+        shapes |= {f"{norm.path}.weight": (width,) for norm in norms if norm is not None}
+        gate, up, down = spec.mlp.gate, spec.mlp.up, spec.mlp.down
+        inner = gate.count(module)
+        if gate.start is None:
+            inner = min(PROOF_WIDTH, inner)
+        for part in (gate, up):
+            rows = inner if part.start is None else Rows(part.path).count(module)
+            shapes |= cropped_linear(part, module, rows, width)
+        return shapes | cropped_linear(down, module, width, inner)
 
     def probes(self, spec: LayerSpec, module: nn.Module, draw: Draw) -> Iterator[Probe]:
         return attention_probes.meaning(spec.attention, self.width(spec, module), draw)
@@ -128,15 +148,14 @@ class DecoderLayer(Structure):
         inner = norm(spec.mlp_norm, x)
         gate, up = spec.mlp.gate.wide(module, inner), spec.mlp.up.wide(module, inner)
         branch = spec.mlp.down.wide(module, activation_value(spec.mlp.activation, gate) * up)
-        return x + spec.residual_scale * norm(spec.mlp_out_norm, branch)
+        out: torch.Tensor = x + spec.residual_scale * norm(spec.mlp_out_norm, branch)
+        return out
 
     def bind(self, spec: LayerSpec) -> Fast:
         families = Families.load()
         middle = Middle(spec.attention)
 
-        def fast(
-            self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
-        ) -> Any:
+        def fast(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             attention = self._modules[spec.attention_path]
             if args or hidden_states.dim() != 3 or not middle.covers(attention, kwargs):
                 return NotImplemented
@@ -181,7 +200,7 @@ def _propose(
             raise NotThisForm("plain and zero-centred norms in one layer")
         if scale != 1.0 and (read[1] or read[3]):
             continue  # no host is known that has both
-        yield LayerSpec(name, spec.within(name), mlp, *read, residual_scale=scale)
+        yield LayerSpec(name, spec.within(name), mlp, read[0], read[1], read[2], read[3], scale)
 
 
 def _mlp(name: str, layer: nn.Module, spec: GatedMlpSpec) -> MlpSpec:

@@ -22,6 +22,8 @@ from .forms import activations, few_owners, takes_one_tensor, with_activation
 from .linear import MAX_FUSED_ROWS, LinearSpec, leaf_specs
 from .spec import activation_value
 
+PROOF_WIDTH = 128  # columns that a proof of meaning needs
+
 
 @dataclass(frozen=True)
 class GatedMlpSpec(Spec):
@@ -59,6 +61,13 @@ class GatedMlp(Structure):
 
     def width(self, spec: GatedMlpSpec, module: nn.Module) -> int:
         return int(spec.gate.tensors(module)[0].shape[1])
+
+    def crop(self, spec: GatedMlpSpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
+        width = min(PROOF_WIDTH, self.width(spec, module))
+        inner = min(PROOF_WIDTH, spec.down.tensors(module)[0].shape[1])
+        rows = inner if spec.up is not None else 2 * inner
+        shapes = spec.gate.shapes(module, rows, width) | spec.down.shapes(module, width, inner)
+        return shapes if spec.up is None else shapes | spec.up.shapes(module, rows, width)
 
     def reference(
         self, spec: GatedMlpSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any

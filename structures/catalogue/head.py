@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import cast
 
 import torch
 from torch import nn
@@ -30,12 +30,11 @@ class EmbeddingSpec(Spec):
 
     def scale_for(self, dtype: torch.dtype) -> float:
         """The factor in a model of ``dtype``."""
-        return float(torch.tensor(self.scale).to(dtype)) if self.rounded else self.scale
+        return torch.tensor(self.scale).to(dtype).item() if self.rounded else self.scale
 
     def tables(self, base: nn.Module) -> torch.Tensor:
         """``[V, D]``."""
-        weight: Any = base.get_submodule(self.path)._parameters["weight"]
-        return weight
+        return cast(torch.Tensor, base.get_submodule(self.path)._parameters["weight"])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ class BoundLinear:
     @classmethod
     def whole(cls, region: nn.Module, *parts: Rows) -> BoundLinear | None:
         """The layer that ``parts`` are consecutive rows of; None when they are several layers."""
-        for before, after in zip(parts, parts[1:], strict=False):
+        for before, after in pairwise(parts):
             if before.path != after.path or before.stop is None or before.stop != after.start:
                 return None
         return cls.of(region, Rows(parts[0].path))
@@ -253,9 +254,7 @@ class _Close:
         return Stream(y) if norm is None else Stream(x, y, norm)
 
 
-def layer_wide(
-    families: Families, layer: BoundLayer, stream: Stream, heads: QkvToHeads
-) -> Stream:
+def layer_wide(families: Families, layer: BoundLayer, stream: Stream, heads: QkvToHeads) -> Stream:
     """One layer for many rows through torch's products; arguments as in ``layer_fused``."""
     x, normed = _settle(families, stream, layer.attention_norm)
     if layer.qkv_whole is not None:

@@ -46,6 +46,15 @@ class LinearSpec(Spec):
         weight: Any = module._parameters["weight"]
         return weight.t() if self.transposed else weight, module._parameters.get("bias")
 
+    def shapes(self, module: nn.Module, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        """Parameter shapes of the same layer with other sizes, for a proof of meaning."""
+        prefix = f"{self.path}." if self.path else ""
+        matrix = (columns, rows) if self.transposed else (rows, columns)
+        shapes: dict[str, tuple[int, ...]] = {f"{prefix}weight": matrix}
+        if self.tensors(module)[1] is not None:
+            shapes[f"{prefix}bias"] = (rows,)
+        return shapes
+
     def apply(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The product through torch, for any number of rows; no activation."""
         weight, bias = self.tensors(module)
@@ -95,15 +104,8 @@ class Linear(Structure):
         return activation_value(spec.activation, spec.wide(module, args[0].to(dtype)))
 
     def crop(self, spec: LinearSpec, module: nn.Module) -> dict[str, tuple[int, ...]]:
-        weight, bias = spec.tensors(module)
-        rows, columns = min(PROOF_ROWS, weight.shape[0]), weight.shape[1]
-        prefix = f"{spec.path}." if spec.path else ""
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{prefix}weight": (columns, rows) if spec.transposed else (rows, columns)
-        }
-        if bias is not None:
-            shapes[f"{prefix}bias"] = (rows,)
-        return shapes
+        rows, columns = spec.tensors(module)[0].shape
+        return spec.shapes(module, min(PROOF_ROWS, rows), columns)
 
     def keep(self, spec: LinearSpec) -> str | None:
         if spec.transposed and spec.activation == "identity":

@@ -1,4 +1,4 @@
-"""What a region computes, read from the host: names of its parameters and the scalars of its formula.
+"""What a region computes, read from the host: its parameters' names, its formula's scalars.
 
 A spec holds paths relative to its region and no tensors, so it stays true when the host's
 parameters move, and one spec describes every region of the same kind.
@@ -6,10 +6,10 @@ parameters move, and one spec describes every region of the same kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ def module_at(region: nn.Module, path: str) -> nn.Module:
 
 @dataclass(frozen=True)
 class Rows(Spec):
-    """A linear layer at ``path``, weight ``[N, K]`` and bias ``[N]``, or its rows ``start:stop``."""
+    """A linear layer at ``path``, weight ``[N, K]``, bias ``[N]``, or its rows ``start:stop``."""
 
     path: str
     start: int | None = None
@@ -59,29 +59,30 @@ class Rows(Spec):
         """The product in the dtype of ``x``; what references use."""
         weight, bias = self.tensors(region)
         bias = None if bias is None else bias.to(x.dtype)
-        return nn.functional.linear(x, weight.to(x.dtype), bias)
+        out: torch.Tensor = nn.functional.linear(x, weight.to(x.dtype), bias)
+        return out
 
 
 @dataclass(frozen=True)
 class Norm(Spec):
-    """``x * rsqrt(mean(x^2) + eps) * (w, or 1 + w when zero_centered)``, ``w`` at ``path``."""
+    """``x * rsqrt(mean(x^2) + eps) * w``, or ``1 + w`` when zero-centred; ``w`` is at ``path``."""
 
     path: str
     eps: float
     zero_centered: bool
 
     def weight(self, region: nn.Module) -> torch.Tensor:
-        weight: Any = module_at(region, self.path)._parameters["weight"]
-        return weight
+        return cast(torch.Tensor, module_at(region, self.path)._parameters["weight"])
 
     def wide(self, region: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The norm over the last dim in the dtype of ``x``; what references use."""
         weight = self.weight(region).to(x.dtype)
         scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return scaled * (1 + weight if self.zero_centered else weight)
+        out: torch.Tensor = scaled * (1 + weight if self.zero_centered else weight)
+        return out
 
 
-def is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether ``module`` computes ``x @ W.T + b`` through ``nn.Linear``'s own forward."""
     return isinstance(module, nn.Linear) and host_class(module).forward is nn.Linear.forward
 
@@ -113,21 +114,19 @@ ACTIVATIONS = (
 
 def activation_value(name: str, x: torch.Tensor) -> torch.Tensor:
     """The activation ``name`` of the kernel families, in plain torch."""
-    functional = torch.nn.functional
-    if name == "silu":
-        return functional.silu(x)
-    if name in ("gelu", "gelu_tanh"):
-        return functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
-    if name == "quick_gelu":
-        return x * torch.sigmoid(1.702 * x)
-    if name == "relu2":
-        return functional.relu(x).square()
-    return {
-        "relu": functional.relu,
-        "sigmoid": torch.sigmoid,
-        "tanh": torch.tanh,
-        "identity": lambda y: y,
-    }[name](x)
+    functional: Any = torch.nn.functional
+    values: dict[str, Callable[[], torch.Tensor]] = {
+        "silu": lambda: functional.silu(x),
+        "gelu": lambda: functional.gelu(x),
+        "gelu_tanh": lambda: functional.gelu(x, approximate="tanh"),
+        "quick_gelu": lambda: x * torch.sigmoid(1.702 * x),
+        "relu": lambda: functional.relu(x),
+        "relu2": lambda: functional.relu(x).square(),
+        "sigmoid": lambda: torch.sigmoid(x),
+        "tanh": lambda: torch.tanh(x),
+        "identity": lambda: x,
+    }
+    return values[name]()
 
 
 def read_activation(function: object, where: str) -> str:

@@ -50,7 +50,8 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     host = host_of(model)
     plan: Plan = vars(host).get(PLAN) or attach(model)
     try:
-        spec = plan.generation and plan.generation.spec or read_decoder(host, plan)
+        known = None if plan.generation is None else plan.generation.spec
+        spec = known or read_decoder(host, plan)
     except NotThisForm as reason:
         name = type(host).__name__
         raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None

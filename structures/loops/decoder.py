@@ -142,9 +142,7 @@ def _why(plan: Plan, path: str) -> str:
     """What a plan says of ``path``, or else of the first region inside that is not bound."""
     rows = [d for d in plan.decisions if d.path == path and not isinstance(d, Bound)]
     rows += [
-        d
-        for d in plan.decisions
-        if d.path.startswith(path + ".") and not isinstance(d, Bound)
+        d for d in plan.decisions if d.path.startswith(path + ".") and not isinstance(d, Bound)
     ]
     if not rows:
         return "it has not the form of a decoder layer"
@@ -183,6 +181,6 @@ def _layer_types(base: Any, rotary: nn.Module | None, count: int) -> tuple[str |
     types = tuple(getattr(getattr(base, "config", None), "layer_types", None) or ())
     if len(types) < count:
         raise NotThisForm(
-            f"the rotary wants a type for each of {count} layers, the configuration has {len(types)}"
+            f"the rotary wants a type for each of {count} layers, the config has {len(types)}"
         )
     return types[:count]

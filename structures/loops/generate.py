@@ -30,7 +30,7 @@ from .session import LoopRefused, Session, Sessions
 
 CACHES = ("past_key_values", "cache")
 READ = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
-LENGTH_STEP = 1024  # sessions hold a multiple of this, so that a longer request seldom makes a new one
+LENGTH_STEP = 1024  # a coarse step, so that a longer request seldom needs a new session
 
 _own_cache: ContextVar[bool] = ContextVar("flashrt_own_cache", default=False)
 

@@ -19,8 +19,7 @@ class Reports:
             torch.zeros_like(report, device="cpu", pin_memory=pinned) for _ in range(SLOTS)
         ]
         self._views = [
-            memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr()))
-            for t in self._copies
+            memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr())) for t in self._copies
         ]
         self._events = [torch.cuda.Event() for _ in range(SLOTS)] if pinned else []
         self._all_done = b"\x01" * batch

@@ -70,8 +70,8 @@ def read_request(
         )
     lowest, highest = (int(n) for n in torch.aminmax(input_ids))
     if lowest < 0 or highest >= vocabulary:
-        got = lowest if lowest < 0 else highest
-        raise ValueError(f"{WHERE}: input_ids must be from 0 to {vocabulary - 1}, got {got}")
+        bad = lowest if lowest < 0 else highest
+        raise ValueError(f"{WHERE}: input_ids must be from 0 to {vocabulary - 1}, got {bad}")
     ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(int(e) for e in eos)
     if len(ends) > EOS_SLOTS:
         raise ValueError(f"{WHERE}: eos_token_id must be at most {EOS_SLOTS} ids, got {len(ends)}")

@@ -1,10 +1,14 @@
-"""Causal attention over many positions through torch, with the fastest backend that the case allows."""
+"""Causal attention over many positions through torch, by the fastest backend for the case."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+
+from ..catalogue.attention_probes import visible
 
 QUERY_BLOCK = 256  # rows of scores kept at once where torch has no fused kernel for the formula
 
@@ -29,43 +33,43 @@ def causal_attention(
         ``[B, H, T, D]``.
     """
     queries, keys = q.shape[2], k.shape[2]
-    if window is not None and keys > queries + window - 1:
-        k, v = k[:, :, keys - queries - window + 1 :], v[:, :, keys - queries - window + 1 :]
+    if window is not None and keys >= queries + window:
+        oldest = keys - queries - window + 1
+        k, v = k[:, :, oldest:], v[:, :, oldest:]
         keys = k.shape[2]
     if window is not None and window >= keys:
         window = None
     if soft_cap is not None:
         return _soft_capped(q, k, v, scaling, window, soft_cap)
-    grouped = q.shape[1] != k.shape[1]
+    options: dict[str, Any] = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
     if window is None and queries in (1, keys):
-        return scaled_dot_product_attention(q, k, v, is_causal=queries > 1, scale=scaling, enable_gqa=grouped)
+        return scaled_dot_product_attention(q, k, v, is_causal=queries > 1, **options)
+    mask: Any
     if window is None and q.is_cuda:
-        bias = causal_lower_right(queries, keys)
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling, enable_gqa=grouped)  # type: ignore[arg-type]
-    mask = visible(queries, keys, window, q.device)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=grouped)
-
-
-def visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """``[queries, keys]`` bool: which keys a query may see when the last query stands at the last key."""
-    query = torch.arange(keys - queries, keys, device=device)[:, None]
-    key = torch.arange(keys, device=device)[None]
-    mask = key <= query
-    return mask if window is None else mask & (key > query - window)
+        mask = causal_lower_right(queries, keys)
+    else:
+        mask = visible(queries, keys, window, q.device)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
 
 def _soft_capped(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, window: int | None, soft_cap: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scaling: float,
+    window: int | None,
+    soft_cap: float,
 ) -> torch.Tensor:
     batch, heads, queries, size = q.shape
     groups, keys = k.shape[1], k.shape[2]
     mask = visible(queries, keys, window, q.device)
     grouped = q.reshape(batch, groups, heads // groups, queries, size)
+    k, v = k[:, :, None].transpose(-1, -2), v[:, :, None]
     out = torch.empty_like(grouped)
     for start in range(0, queries, QUERY_BLOCK):
         rows = slice(start, start + QUERY_BLOCK)
-        scores = torch.matmul(grouped[:, :, :, rows], k[:, :, None].transpose(-1, -2)).float() * scaling
+        scores = torch.matmul(grouped[:, :, :, rows], k).float() * scaling
         scores = soft_cap * torch.tanh(scores / soft_cap)
         scores = scores.masked_fill(~mask[rows], float("-inf"))
-        out[:, :, :, rows] = torch.matmul(scores.softmax(-1).to(v.dtype), v[:, :, None])
+        out[:, :, :, rows] = torch.matmul(scores.softmax(-1).to(v.dtype), v)
     return out.view(batch, heads, queries, size)

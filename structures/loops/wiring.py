@@ -52,7 +52,8 @@ class _StandIn(nn.Module):
         given = self._names.bind_partial(self, *args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         x = given["hidden_states"]
-        out = torch.randn(x.shape, generator=torch.Generator().manual_seed(len(self._record.hidden)))
+        generator = torch.Generator().manual_seed(len(self._record.hidden))
+        out = torch.randn(x.shape, generator=generator)
         self._record.hidden.append(x)
         self._record.arguments.append(given)
         self._record.returned.append(out)
@@ -93,7 +94,7 @@ def _twin(model: nn.Module, form: DecoderForm) -> nn.Module:
     generator = torch.Generator().manual_seed(7)
     for module in (twin, base):
         if "config" in vars(module):
-            module.config = config
+            vars(module)["config"] = config
     for owner, name, child in [*_children(twin), *_children(base)]:
         if child is base:
             continue
@@ -152,9 +153,7 @@ def _run(twin: nn.Module, form: DecoderForm, *, start: int = 0, padding: int = 0
     mask[:, :padding] = 0
     positions = _positions(start, padding)
     try:
-        out = twin(
-            input_ids=_ids(), attention_mask=mask, position_ids=positions, use_cache=False
-        )
+        out = twin(input_ids=_ids(), attention_mask=mask, position_ids=positions, use_cache=False)
     except (TypeError, RuntimeError, ValueError, AttributeError, KeyError) as error:
         raise NotThisForm(f"the forward around the layers cannot be run alone: {error}") from error
     finally:
