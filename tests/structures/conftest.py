@@ -1,7 +1,8 @@
-"""Makes the zoo importable from the tests beside it, and keeps two threads from fighting."""
+"""Makes the zoo importable from the tests beside it, and says which devices there are."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,3 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest) -> str:
+    """``"cpu"``, then ``"cuda"``: skipped aloud, or a failure under ``FLASH_RT_REQUIRE_GPU=1``."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        if os.environ.get("FLASH_RT_REQUIRE_GPU") == "1":
+            pytest.fail("FLASH_RT_REQUIRE_GPU=1, and torch sees no GPU")
+        pytest.skip("torch sees no GPU")
+    return str(request.param)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import zoo
-from comparing import FP32_TOLERANCE, deviation, portrait, same_bits
+from comparing import FP32_TOLERANCE, deviation, portrait, same_bits, tensors
 
 from flash_rt import structures
 from flash_rt.structures.region import owns_tensors
@@ -17,13 +19,16 @@ NAMES = list(zoo.ZOO)
 LANGUAGE = [name for name, animal in zoo.ZOO.items() if animal.generates]
 SAVING = NAMES
 
+# fp32 on a GPU: matrix products are the host's, but a graph may pick another algorithm for them.
+TOLERANCE = {"cpu": FP32_TOLERANCE, "cuda": 1e-4}
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
-def test_attach_agrees_and_detach_restores_every_bit(name: str) -> None:
-    model, inputs = zoo.shared(name), zoo.inputs(name)
+def test_attach_agrees_and_detach_restores_every_bit(name: str, place: str) -> None:
+    model, inputs = zoo.shared(name, place), zoo.inputs(name, device=place)
     before, host = portrait(model), model(**inputs)
     plan = structures.attach(model, model.forward)
     try:
@@ -32,7 +37,7 @@ def test_attach_agrees_and_detach_restores_every_bit(name: str) -> None:
         attached_state = {n: t.data_ptr() for n, t in model.state_dict().items()}
     finally:
         plan.detach()
-    assert max(deviation(a, host) for a in attached) < FP32_TOLERANCE
+    assert max(deviation(a, host) for a in attached) < TOLERANCE[place]
     assert bound
     assert attached_state == {n: place[0] for n, place in before["storages"].items()}
     assert portrait(model) == before
@@ -55,8 +60,8 @@ def test_explain_has_every_owner_in_exactly_one_row(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_prefill_then_decode_through_a_cache(name: str) -> None:
-    model, tokens = zoo.shared(name), zoo.ids(2, 9)
+def test_prefill_then_decode_through_a_cache(name: str, place: str) -> None:
+    model, tokens = zoo.shared(name, place), zoo.ids(2, 9).to(place)
 
     def run() -> list[torch.Tensor]:
         first = model(input_ids=tokens[:, :6], use_cache=True)
@@ -75,17 +80,17 @@ def test_prefill_then_decode_through_a_cache(name: str) -> None:
         ours = run()
     finally:
         plan.detach()
-    assert deviation(ours, host) < FP32_TOLERANCE
+    assert deviation(ours, host) < TOLERANCE[place]
     assert same_bits(run(), host)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_generate_gives_the_hosts_tokens(name: str) -> None:
-    model = zoo.shared(name)
+def test_generate_gives_the_hosts_tokens(name: str, place: str) -> None:
+    model = zoo.shared(name, place)
     arguments = {
-        "input_ids": zoo.ids(2, 6),
-        "attention_mask": torch.ones(2, 6, dtype=torch.long),
+        "input_ids": zoo.ids(2, 6).to(place),
+        "attention_mask": torch.ones(2, 6, dtype=torch.long, device=place),
         "max_new_tokens": 6,
         "do_sample": False,
     }
@@ -121,28 +126,26 @@ def test_saved_while_attached_is_the_hosts_checkpoint(name: str, tmp_path: Path)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gpt2", "olmo2", "bert", "t5", "siglip", "wan"]
-)
-def test_bf16_is_as_close_to_fp32_as_the_host(name: str) -> None:
-    exact = zoo.make(name).to(torch.float64)
-    model, inputs = zoo.make(name, torch.bfloat16), zoo.inputs(name, torch.bfloat16)
-    exact.load_state_dict(model.state_dict())
-    truth = exact(**{k: _double(v) for k, v in inputs.items()})
-    host_error = deviation_rms(model(**inputs), truth)
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_is_as_close_to_the_truth_as_the_host(name: str, place: str) -> None:
+    model = zoo.make(name, torch.bfloat16, place)
+    inputs = zoo.inputs(name, torch.bfloat16, place)
+    host = model(**inputs)
     plan = structures.attach(model)
-    ours_error = deviation_rms(model(**inputs), truth)
+    ours = [model(**inputs) for _ in range(2)]
     plan.detach()
-    assert ours_error <= 1.25 * host_error
+    assert plan.bound()
+    assert same_bits(model(**inputs), host)
+    truth = copy.deepcopy(model).float()(**{k: _fp32(v) for k, v in inputs.items()})
+    errors = [_error(result, truth) for result in (*ours, host)]
+    assert max(errors[:-1]) <= 1.25 * errors[-1]
 
 
-def _double(value: object) -> object:
+def _fp32(value: Any) -> Any:
     floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if floating else value  # type: ignore[attr-defined]
+    return value.float() if floating else value
 
 
-def deviation_rms(got: object, truth: object) -> float:
-    from comparing import tensors
-
+def _error(got: Any, truth: Any) -> float:
     mine, exact = next(tensors(got)).double(), next(tensors(truth)).double()
     return float((mine - exact).square().mean().sqrt() / exact.square().mean().sqrt())

@@ -451,6 +451,6 @@ def wan() -> nn.Module:
 
 
 @functools.cache
-def shared(name: str) -> nn.Module:
-    """One model for all tests that put back what they change."""
-    return make(name)
+def shared(name: str, device: str = "cpu") -> nn.Module:
+    """One fp32 model for all tests that put back what they change."""
+    return make(name, device=device)
