@@ -4,9 +4,9 @@
 //   out = round(y * (1 + scale) + shift)
 //
 // x, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at any stride; weight,
-// bias, scale, shift: the same type or fp32. Two passes over the row in fp32, in an order that
-// depends on dim and type only. Ba, Kiros and Hinton 2016, arXiv:1607.06450; modulation: Peebles
-// and Xie 2022, arXiv:2212.09748, section 3.2.
+// bias, scale, shift: the same type or fp32. Sums are fp32, in an order that depends on dim and
+// type only. Ba, Kiros and Hinton 2016, arXiv:1607.06450; modulation: Peebles and Xie 2022,
+// arXiv:2212.09748, section 3.2.
 #pragma once
 
 #include "common/pdl.cuh"
@@ -24,30 +24,49 @@ __device__ __forceinline__ float sum_of_chunk(const uint4& packed) {
   return sum;
 }
 
+// Mean and spread of a row, known in two steps. The first mean is off by the rounding of a sum of
+// dim values, which matters when the mean is much larger than the spread. So the second step sums
+// the distances from it, which are small, as well as their squares.
+struct Moments {
+  float first_mean;
+  float correction;  // mean = first_mean + correction
+  float inverse_std;
+};
+
+// Add the chunk's distances from `mean` and their squares to sums[0] and sums[1].
 template <typename T>
-__device__ __forceinline__ float squared_distance(const uint4& packed, int index, int dim,
-                                                  float mean) {
+__device__ __forceinline__ void add_distances(const uint4& packed, int index, int dim, float mean,
+                                              float (&sums)[2]) {
   float values[kVec<T>];
   unpack<T>(packed, values);
   const int count = chunk_count<T>(index, dim);
-  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVec<T>; ++i) {
     const float distance = i < count ? values[i] - mean : 0.0f;
-    sum += distance * distance;
+    sums[0] += distance;
+    sums[1] += distance * distance;
   }
-  return sum;
+}
+
+__device__ __forceinline__ Moments moments_of(float first_mean, const float (&sums)[2], int dim,
+                                              float eps) {
+  const float correction = sums[0] / static_cast<float>(dim);
+  // The correction is tiny against the spread, so nothing cancels; a constant row may leave
+  // less than 0 by rounding.
+  const float variance = fmaxf(sums[1] / static_cast<float>(dim) - correction * correction, 0.0f);
+  return {first_mean, correction, rsqrtf(variance + eps)};
 }
 
 template <typename T>
 __device__ __forceinline__ void normalize_chunk(const NormArgs& args, uint32_t row, int index,
-                                                const uint4& packed, float mean,
-                                                float inverse_std) {
+                                                const uint4& packed, const Moments& moments) {
   float values[kVec<T>];
   float operand[kVec<T>];
   unpack<T>(packed, values);
 #pragma unroll
-  for (int i = 0; i < kVec<T>; ++i) values[i] = (values[i] - mean) * inverse_std;
+  for (int i = 0; i < kVec<T>; ++i) {
+    values[i] = (values[i] - moments.first_mean - moments.correction) * moments.inverse_std;
+  }
   if (args.weight.data != nullptr) {
     load_as<T>(args.weight.data, args.weight.is_fp32, index, args.dim, args.aligned, operand);
 #pragma unroll
@@ -79,7 +98,8 @@ __device__ __forceinline__ void prefetch_parameters(const NormArgs& args) {
 template <typename T, int kChunks>
 __global__ void __launch_bounds__(max_threads(kChunks))
     layer_norm_kernel(const __grid_constant__ NormArgs args) {
-  __shared__ float partials[2][kWarp];
+  __shared__ float mean_partials[1][kWarp];
+  __shared__ float distance_partials[2][kWarp];
   const uint32_t row = row_index();
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
   if (args.weights_static) prefetch_parameters<T>(args);
@@ -89,7 +109,7 @@ __global__ void __launch_bounds__(max_threads(kChunks))
 
   const T* x = static_cast<const T*>(row_of(args.x, row, sizeof(T)));
   uint4 packed[kChunks];
-  float sum = 0.0f;
+  float sum[1] = {0.0f};
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int index = threadIdx.x + c * blockDim.x;
@@ -97,21 +117,22 @@ __global__ void __launch_bounds__(max_threads(kChunks))
   }
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    if (threadIdx.x + c * blockDim.x < chunks) sum += sum_of_chunk<T>(packed[c]);
+    if (threadIdx.x + c * blockDim.x < chunks) sum[0] += sum_of_chunk<T>(packed[c]);
   }
-  const float mean = row_sum(sum, partials[0]) / static_cast<float>(args.dim);
-  float squares = 0.0f;
+  row_sums(sum, mean_partials);
+  const float mean = sum[0] / static_cast<float>(args.dim);
+  float distances[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int index = threadIdx.x + c * blockDim.x;
-    if (index < chunks) squares += squared_distance<T>(packed[c], index, args.dim, mean);
+    if (index < chunks) add_distances<T>(packed[c], index, args.dim, mean, distances);
   }
-  const float variance = row_sum(squares, partials[1]) / static_cast<float>(args.dim);
-  const float inverse_std = rsqrtf(variance + args.eps);
+  row_sums(distances, distance_partials);
+  const Moments moments = moments_of(mean, distances, args.dim, args.eps);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int index = threadIdx.x + c * blockDim.x;
-    if (index < chunks) normalize_chunk<T>(args, row, index, packed[c], mean, inverse_std);
+    if (index < chunks) normalize_chunk<T>(args, row, index, packed[c], moments);
   }
 }
 
@@ -119,27 +140,29 @@ __global__ void __launch_bounds__(max_threads(kChunks))
 template <typename T>
 __global__ void __launch_bounds__(max_threads(kLongRow))
     layer_norm_long_kernel(const __grid_constant__ NormArgs args) {
-  __shared__ float partials[2][kWarp];
+  __shared__ float mean_partials[1][kWarp];
+  __shared__ float distance_partials[2][kWarp];
   launch_dependents();
   wait_for_inputs();
   const uint32_t row = row_index();
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
   const T* x = static_cast<const T*>(row_of(args.x, row, sizeof(T)));
-  float sum = 0.0f;
+  float sum[1] = {0.0f};
   for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
-    sum += sum_of_chunk<T>(load_chunk(x, index, args.dim, args.aligned));
+    sum[0] += sum_of_chunk<T>(load_chunk(x, index, args.dim, args.aligned));
   }
-  const float mean = row_sum(sum, partials[0]) / static_cast<float>(args.dim);
-  float squares = 0.0f;
-  for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
-    squares +=
-        squared_distance<T>(load_chunk(x, index, args.dim, args.aligned), index, args.dim, mean);
-  }
-  const float variance = row_sum(squares, partials[1]) / static_cast<float>(args.dim);
-  const float inverse_std = rsqrtf(variance + args.eps);
+  row_sums(sum, mean_partials);
+  const float mean = sum[0] / static_cast<float>(args.dim);
+  float distances[2] = {0.0f, 0.0f};
   for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
     const uint4 packed = load_chunk(x, index, args.dim, args.aligned);
-    normalize_chunk<T>(args, row, index, packed, mean, inverse_std);
+    add_distances<T>(packed, index, args.dim, mean, distances);
+  }
+  row_sums(distances, distance_partials);
+  const Moments moments = moments_of(mean, distances, args.dim, args.eps);
+  for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
+    const uint4 packed = load_chunk(x, index, args.dim, args.aligned);
+    normalize_chunk<T>(args, row, index, packed, moments);
   }
 }
 

@@ -68,7 +68,7 @@ __device__ __forceinline__ float sum_of_squares(const uint4& packed) {
 template <typename T, int kChunks>
 __global__ void __launch_bounds__(max_threads(kChunks))
     rms_norm_kernel(const __grid_constant__ NormArgs args) {
-  __shared__ float partials[kWarp];
+  __shared__ float partials[1][kWarp];
   const uint32_t row = row_index();
   const bool has_row = row < args.num_rows;
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
@@ -110,12 +110,13 @@ __global__ void __launch_bounds__(max_threads(kChunks))
       packed[c] = add_residual<T>(args, row, index, packed[c], other);
     }
   }
-  float sum = 0.0f;
+  float sum[1] = {0.0f};
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    if (threadIdx.x + c * blockDim.x < chunks) sum += sum_of_squares<T>(packed[c]);
+    if (threadIdx.x + c * blockDim.x < chunks) sum[0] += sum_of_squares<T>(packed[c]);
   }
-  const float mean_square = row_sum(sum, partials) / static_cast<float>(args.dim);
+  row_sums(sum, partials);
+  const float mean_square = sum[0] / static_cast<float>(args.dim);
   const float inverse_rms = rsqrtf(mean_square + args.eps);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(max_threads(kChunks))
 template <typename T>
 __global__ void __launch_bounds__(max_threads(kLongRow))
     rms_norm_long_kernel(const __grid_constant__ NormArgs args) {
-  __shared__ float partials[kWarp];
+  __shared__ float partials[1][kWarp];
   launch_dependents();
   wait_for_inputs();
   const uint32_t row = row_index();
@@ -139,16 +140,17 @@ __global__ void __launch_bounds__(max_threads(kLongRow))
   const bool adds = args.residual.data != nullptr;
   const T* residual = adds ? static_cast<const T*>(row_of(args.residual, row, sizeof(T))) : nullptr;
 
-  float sum = 0.0f;
+  float sum[1] = {0.0f};
   for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
     uint4 packed = load_chunk(x, index, args.dim, args.aligned);
     if (adds) {
       const uint4 other = load_chunk(residual, index, args.dim, args.aligned);
       packed = add_residual<T>(args, row, index, packed, other);
     }
-    sum += sum_of_squares<T>(packed);
+    sum[0] += sum_of_squares<T>(packed);
   }
-  const float mean_square = row_sum(sum, partials) / static_cast<float>(args.dim);
+  row_sums(sum, partials);
+  const float mean_square = sum[0] / static_cast<float>(args.dim);
   const float inverse_rms = rsqrtf(mean_square + args.eps);
   // A thread reads back only what it wrote itself.
   const T* summed = adds ? row_of<T>(args.residual_out, row) : x;

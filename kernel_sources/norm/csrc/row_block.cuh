@@ -23,23 +23,30 @@ __host__ __device__ constexpr int max_threads(int chunks) {
   return chunks == kLongRow || chunks == 8 ? 1024 : 512;
 }
 
-// Sum over the threads of a row, the same bits in every thread. Warps first, then the warps' sums,
-// both as butterflies. `partials` holds 32 floats; a second call needs another 32.
-__device__ __forceinline__ float row_sum(float value, float* partials) {
+// Sums of N values over the threads of a row, the same bits in every thread. Warps first, then the
+// warps' sums, both as butterflies. `partials` is shared memory that no other call has used.
+template <int N>
+__device__ __forceinline__ void row_sums(float (&values)[N], float (&partials)[N][kWarp]) {
+  const auto sum_over_warp = [&] {
 #pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, lane);
-  }
-  if (blockDim.x == kWarp) return value;
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        values[i] += __shfl_xor_sync(0xffffffffu, values[i], distance);
+      }
+    }
+  };
+  sum_over_warp();
+  if (blockDim.x == kWarp) return;
   const int lane = threadIdx.x % kWarp;
-  if (lane == 0) partials[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  value = lane < blockDim.x / kWarp ? partials[lane] : 0.0f;
+  if (lane == 0) {
 #pragma unroll
-  for (int other = kWarp / 2; other > 0; other /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, other);
+    for (int i = 0; i < N; ++i) partials[i][threadIdx.x / kWarp] = values[i];
   }
-  return value;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = lane < blockDim.x / kWarp ? partials[i][lane] : 0.0f;
+  sum_over_warp();
 }
 
 __device__ __forceinline__ uint32_t row_index() { return blockIdx.x * blockDim.y + threadIdx.y; }
