@@ -70,7 +70,8 @@ def set_local_kernels(workspace: Workspace | None = None) -> None:
     """Make this process's ``kernels`` library see the local builds.
 
     In a checkout, brings the reference variants up to date first (they are only copied Python).
-    Entries that LOCAL_KERNELS holds already win. Without a checkout this does nothing.
+    Entries that LOCAL_KERNELS holds already win. Without a checkout this does nothing. Warns of
+    CUDA builds that are older than their sources, where a GPU would run them.
 
     Args:
         workspace: default, the checkout that this package runs from.
@@ -79,6 +80,8 @@ def set_local_kernels(workspace: Workspace | None = None) -> None:
     if workspace is None:
         return
     _refresh_references(workspace)
+    if toolchain.gpu_capabilities():
+        _warn_of_old_builds(workspace)
     line = environment_line(workspace)
     if line:
         os.environ["LOCAL_KERNELS"] = line
@@ -94,6 +97,20 @@ def _refresh_references(workspace: Workspace) -> None:
             continue
         except ManifestError as error:  # one family being edited must not hide the others
             warnings.warn(f"reference of {family.name} not refreshed: {error}", stacklevel=2)
+
+
+def _warn_of_old_builds(workspace: Workspace) -> None:
+    from flash_rt.flashrt_hf.kernels.variant import source_hash, variant_id
+
+    for family in workspace.families():
+        expected = variant_id(family, "cuda", source_hash(family))
+        for path in (workspace.builds / family.name / "build").glob("torch-stable-abi*-cu*"):
+            if not (path / f"{expected}.abi3.so").is_file():
+                warnings.warn(
+                    f"{family.name}: {path.name} was built from other sources than the checkout's;"
+                    f" renew it with: flash-rt kernels build {family.name}",
+                    stacklevel=3,
+                )
 
 
 def candidates(folder: Path) -> list[Candidate]:

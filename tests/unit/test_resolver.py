@@ -29,11 +29,12 @@ def gpu(monkeypatch):
 
 
 def put_cuda_variant(workspace, family, archs, *, name=None) -> Path:
-    """A complete CUDA variant folder without a library in it."""
+    """A complete CUDA variant folder whose library is empty and never imported."""
     target = workspace.builds / "scale/build" / (name or variant.cuda_variant(family, (13, 0)))
     identifier = variant.variant_id(family, "cuda", variant.source_hash(family))
     target.mkdir(parents=True)
     variant.write_python_files(family, identifier, target, backend="cpu")
+    (target / f"{identifier}.abi3.so").touch()
     variant.write_metadata(family, identifier, target, backend="cuda", archs=archs)
     return target
 
@@ -169,3 +170,15 @@ def test_structures_load_through_the_resolver():
     from flash_rt import kernel_loader
 
     assert kernel_loader.load is resolver.load
+
+
+def test_old_gpu_build_is_used_with_a_warning(workspace, family, gpu):
+    path = put_cuda_variant(workspace, family, ("9.0a",))
+    (family.package / "more.py").write_text("")
+    with pytest.warns(UserWarning) as caught:
+        module = resolver.load("scale", workspace=workspace)
+    assert module.__file__ == str(path / "__init__.py")
+    assert str(caught[0].message) == (
+        f"scale: {path.name} was built from other sources than the checkout's;"
+        " renew it with: flash-rt kernels build scale"
+    )
