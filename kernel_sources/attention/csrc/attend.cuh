@@ -10,8 +10,8 @@
 // the cache stores them, wherever they come from. A token at or past slot S is not stored; its output is
 // meaningless.
 //
-// With clusters, 8 blocks share 1024 slots (a "super") and the first merges them through distributed shared
-// memory; only rows longer than that meet in the workspace, where the last block to arrive merges supers.
+// With clusters, 8 blocks share 1024 slots (a "super") and store their results to the first of them, which
+// merges; only rows longer than that meet in the workspace, where the last block to arrive merges supers.
 // Without clusters all partials meet in the workspace. Both give the same bits.
 #pragma once
 
@@ -42,43 +42,42 @@ __host__ __device__ inline int64_t store_ml_bytes(int64_t rows, int slots) {
 template <typename T, int D>
 struct SharedLayout {
   int queries, new_keys, tile_out, tile_m, tile_l, gather_ml, gather_o, total;
-  int gather_pairs;  // float2 per (buffer, rank) of gather_o
 
-  __host__ __device__ SharedLayout(int rows, int tokens, int gather_buffers) {
-    gather_pairs = rows * D / 2;
+  // `rows` of a block's tile, `tokens` of the call.
+  __host__ __device__ SharedLayout(int rows, int tokens, bool clusters) {
     queries = 0;
     new_keys = queries + kTileRows * kRowStride<D> * static_cast<int>(sizeof(T));
     tile_out = new_keys + tokens * kRowStride<D> * static_cast<int>(sizeof(T));
     tile_m = tile_out + kWarps * rows * kOutStride<D> * 4;
     tile_l = tile_m + kTileRows * kWarps * 4;
     gather_ml = tile_l + kTileRows * kWarps * 4;
-    gather_o = gather_ml + gather_buffers * kFanIn * kTileRows * 8;
-    total = gather_o + gather_buffers * kFanIn * gather_pairs * 8;
+    gather_o = gather_ml + (clusters ? kFanIn * kTileRows * 8 : 0);
+    total = gather_o + (clusters ? kFanIn * rows * D * 4 : 0);
   }
 };
 
-// Which rows and slots a block works on.
-struct Work {
-  int sequence, kv_head, group;
-  int first_row, rows;      // of the T * group rows of (sequence, kv_head)
-  int last_token;           // newest token among them
-  int length;               // cached before this call
-  int begin, end;           // slots that some row sees
-  int origin, last_split;   // splits are origin + blockIdx.x + i * gridDim.x, up to last_split
+__device__ __forceinline__ int divide(int n, Divisor divisor) {
+  return divisor.value == 1 ? n : __umulhi(n, divisor.reciprocal);
+}
 
-  __device__ __forceinline__ Work(const AttendParams& p, int length_of_sequence) {
-    group = p.heads / p.kv_heads;
-    const int tiles = (p.tokens * group + kTileRows - 1) / kTileRows;
-    const int tile = blockIdx.y % tiles;
-    kv_head = blockIdx.y / tiles % p.kv_heads;
-    sequence = blockIdx.y / tiles / p.kv_heads;
-    first_row = tile * kTileRows;
-    rows = min(kTileRows, p.tokens * group - first_row);
-    last_token = (first_row + rows - 1) / group;
-    length = min(max(length_of_sequence, 0), p.slots);
+// Which rows and slots a block works on. The grid is [blocks, G, B * row tiles].
+struct Work {
+  int sequence, kv_head;
+  int first_row, rows;     // of the T * H / G rows of (sequence, kv_head)
+  int last_token;          // newest token among them
+  int length;              // slots filled before this call
+  int begin, end;          // slots that some row sees
+  int origin, last_split;  // splits are origin + blockIdx.x + i * gridDim.x, up to last_split
+
+  __device__ __forceinline__ explicit Work(const AttendParams& p) {
+    sequence = divide(blockIdx.z, p.tiles);
+    kv_head = blockIdx.y;
+    first_row = (blockIdx.z - sequence * p.tiles.value) * kTileRows;
+    rows = min(kTileRows, p.tokens * static_cast<int>(p.group.value) - first_row);
+    last_token = token(p, rows - 1);
+    length = min(max(p.lengths[sequence], 0), p.slots);
     end = min(length + last_token + 1, p.slots);
-    begin = p.window == 0 ? 0 : max(0, length + first_row / group - p.window + 1);
-    begin = min(begin, end - 1);
+    begin = min(max(0, length + token(p, 0) - p.window + 1), end - 1);
     origin = p.use_clusters ? begin / kSuper * kFanIn : begin / kSplit;
     last_split = (end - 1) / kSplit;
   }
@@ -87,20 +86,21 @@ struct Work {
     return first_slot < end && first_slot + slots > begin;
   }
   // Whether this block takes the split of `slot`.
-  __device__ __forceinline__ bool owns(int slot) const {
+  __device__ __forceinline__ bool owns(const AttendParams& p, int slot) const {
     const int index = slot / kSplit - origin;
-    return index >= 0 && index % static_cast<int>(gridDim.x) == static_cast<int>(blockIdx.x);
+    const int turn = divide(index, p.step);
+    return index >= 0 && index - turn * static_cast<int>(gridDim.x) == static_cast<int>(blockIdx.x);
   }
-  __device__ __forceinline__ int token(int row) const { return (first_row + row) / group; }
-  __device__ __forceinline__ int head(int row) const {
-    return kv_head * group + (first_row + row) % group;
+  __device__ __forceinline__ int token(const AttendParams& p, int row) const {
+    return divide(first_row + row, p.group);
   }
-  // Live slots of a query row; none for the unused rows of a tile.
-  __device__ __forceinline__ RowRange range(const AttendParams& p, int row) const {
-    if (row >= rows) return RowRange{0, -1};
-    const int position = length + token(row);
-    const int first = p.window == 0 ? 0 : max(0, position - p.window + 1);
-    return RowRange{first, min(position, p.slots - 1)};
+  __device__ __forceinline__ int head(const AttendParams& p, int row) const {
+    const int group = p.group.value;
+    return kv_head * group + first_row + row - token(p, row) * group;
+  }
+  // Position of a query row, as a slot of the cache; -1 for the unused rows of a tile.
+  __device__ __forceinline__ int position(const AttendParams& p, int row) const {
+    return row < rows ? min(length + token(p, row), p.slots - 1) : -1;
   }
 };
 
@@ -117,11 +117,11 @@ struct RowJob {
   __device__ __forceinline__ RowJob(const AttendParams& p, const Work& work, int job) {
     source = nullptr;
     is_key = job >= work.rows;
-    token = is_key ? job - work.rows : work.token(job);
+    token = is_key ? job - work.rows : work.token(p, job);
     if (token > work.last_token) return;
     const int slot = work.length + token;
-    if (is_key && (slot >= p.slots || !work.owns(slot))) return;
-    const int head = is_key ? work.kv_head : work.head(job);
+    if (is_key && (slot >= p.slots || !work.owns(p, slot))) return;
+    const int head = is_key ? work.kv_head : work.head(p, job);
     const int heads = is_key ? p.kv_heads : p.heads;
     const int64_t* strides = is_key ? p.k_strides : p.q_strides;
     const T* first = static_cast<const T*>(is_key ? p.k : p.q) + work.sequence * strides[0] +
@@ -129,7 +129,8 @@ struct RowJob {
     source = first + head * strides[2];
     weight = static_cast<const T*>(is_key ? p.k_weight : p.q_weight);
     if (weight != nullptr && p.rows.over_all) weight += head * p.dim;
-    scope = p.rows.over_all ? NormScope<T>{first, strides[2], heads} : NormScope<T>{source, 0, 1};
+    const int normed = p.rows.over_all ? heads : 1;
+    scope = NormScope<T>{first, strides[2], normed, 1.0f / static_cast<float>(normed * p.dim)};
     table_offset = p.table_rows > 0
                        ? min(slot, p.table_rows - 1) * p.table_strides[0]
                        : work.sequence * p.table_strides[0] + token * p.table_strides[1];
@@ -156,33 +157,6 @@ __device__ __forceinline__ void append_row(const AttendParams& p, const Work& wo
   }
 }
 
-// Prepare the block's query rows and new keys in shared memory; the one block that owns a token's slot and
-// its first query row appends it. `factors` hold those of job `warp` if `loaded`.
-template <typename T, int D, int N>
-__device__ __forceinline__ void prepare_rows(const AttendParams& p, const Work& work, T* queries,
-                                             T* new_keys, RowFactors<N>& factors, bool loaded, int warp,
-                                             int lane) {
-  const int jobs = work.rows + work.last_token + 1;
-  for (int index = warp; index < jobs; index += kWarps) {
-    const RowJob<T> job(p, work, index);
-    if (job.source == nullptr) continue;
-    if (!loaded || index != warp) {
-      load_factors<T, N>(factors, p.rows, job.weight, p.cos, p.sin, job.table_offset, D, lane);
-    }
-    T* row = job.is_key ? new_keys + job.token * kRowStride<D> : queries + index * kRowStride<D>;
-    if (D % 32 != 0 && lane < 8) *reinterpret_cast<uint32_t*>(row + D + 2 * lane) = 0;
-    const bool has_norm = job.weight != nullptr;
-    float x[N];
-    load_row<T, N>(x, job.source, D, lane);
-    const float mean = has_norm ? mean_square<T, N>(x, job.scope, D, lane) : 0.0f;
-    norm_rotate_row<T, N>(row, x, has_norm, mean, factors, p.rows, D, lane);
-    if (job.is_key && work.first_row <= job.token * work.group &&
-        job.token * work.group < work.first_row + kTileRows) {
-      append_row<T, D>(p, work, job.token, row, lane);
-    }
-  }
-}
-
 // Whether this block is the last of `arrivals` to have written its partials; true at most once, and the
 // counter is zero again then.
 __device__ __forceinline__ bool arrive_last(int* counter, int arrivals) {
@@ -198,218 +172,272 @@ __device__ __forceinline__ bool arrive_last(int* counter, int arrivals) {
   return last;
 }
 
+// The parts of a block's work that outlive one split.
+template <typename T, int D>
+struct Attend {
+  const AttendParams& p;
+  const Work& work;
+  const SharedLayout<T, D> layout;
+  unsigned char* shared;
+  const int* out_rows;  // row of `out` of each row of the tile
+  int lane, warp;
+
+  template <typename U>
+  __device__ __forceinline__ U* at(int offset) const {
+    return reinterpret_cast<U*>(shared + offset);
+  }
+  __device__ __forceinline__ CacheRows<T> history(const void* cache, const int64_t (&strides)[3]) const {
+    const T* rows = static_cast<const T*>(cache) + work.sequence * strides[0] + work.kv_head * strides[1];
+    return CacheRows<T>{rows, strides[2], work.begin, min(work.length, p.slots) - 1};
+  }
+  __device__ __forceinline__ bool has_history(int slot0) const {
+    return slot0 < work.length && slot0 + kTile > work.begin && work.begin < work.length;
+  }
+  __device__ __forceinline__ bool has_new(int slot0) const {
+    return work.live(slot0, kTile) && slot0 + kTile > work.length;
+  }
+  __device__ __forceinline__ int new_slots() const {
+    return min(work.last_token + 1, p.slots - work.length);
+  }
+
+  __device__ __forceinline__ void load_new_values(ValueTile<D>& values, int slot0) const {
+    const T* rows = static_cast<const T*>(p.v) + work.sequence * p.v_strides[0] +
+                    work.kv_head * p.v_strides[2];
+    insert_values<T, D>(values, rows, p.v_strides[1], slot0, work.length, new_slots(), lane);
+  }
+
+  // The block's query rows and new keys, prepared in shared memory; a new key goes to the cache from the one
+  // block that owns its slot and its first query row. Weights and tables come before the wait if they may.
+  __device__ __forceinline__ void prepare(ValueTile<D>& values, int slot0) const {
+    constexpr int N = kRowElements<D>;
+    if (!(p.history_static && (p.table_rows > 0 || p.rows.rotary_dim == 0))) wait_for_inputs();
+    const int jobs = work.rows + work.last_token + 1;
+    int index = warp;
+    do {
+      const RowJob<T> job(p, work, index);
+      RowFactors<N> factors;
+      if (job.source != nullptr) {
+        load_factors<T, N>(factors, p.rows, job.weight, p.cos, p.sin, job.table_offset, D, lane);
+      }
+      if (index == warp) {
+        wait_for_inputs();
+        if (has_new(slot0)) load_new_values(values, slot0);
+      }
+      if (job.source != nullptr) {
+        float x[N];
+        load_row<T, N>(x, job.source, D, lane);
+        const bool has_norm = job.weight != nullptr;
+        const float mean = has_norm ? mean_square<T, N>(x, job.scope, D, lane) : 0.0f;
+        T* row = job.is_key ? at<T>(layout.new_keys) + job.token * kRowStride<D>
+                            : at<T>(layout.queries) + index * kRowStride<D>;
+        if (D % 32 != 0 && lane < 8) *reinterpret_cast<uint32_t*>(row + D + 2 * lane) = 0;
+        norm_rotate_row<T, N>(row, x, has_norm, mean, factors, p.rows, D, lane);
+        const int first_row = job.token * static_cast<int>(p.group.value) - work.first_row;
+        if (job.is_key && first_row >= 0 && first_row < kTileRows) {
+          append_row<T, D>(p, work, job.token, row, lane);
+        }
+      }
+      index += kWarps;
+    } while (index < jobs);
+  }
+
+  // This warp's tile: m, l and o of each row into shared memory. The next tile's rows are asked for as soon
+  // as this one's are used.
+  __device__ __forceinline__ void tile(KeyTile<D>& keys, ValueTile<D>& values, const Columns& columns,
+                                       int slot0, int next_slot0) const {
+    const bool live = work.live(slot0, kTile);
+    float products[4];
+    if (live) {
+      if (has_new(slot0)) {
+        insert_keys<T, D>(keys, at<T>(layout.new_keys), slot0, work.length, new_slots(), lane);
+      }
+      multiply_keys<T, D>(products, keys, at<T>(layout.queries), lane);
+    }
+    if (has_history(next_slot0)) {
+      load_keys<T, D>(keys, history(p.k_cache, p.k_cache_strides), next_slot0, lane);
+    }
+    TileWeights weights;
+    weights.maximum[0] = weights.maximum[1] = -INFINITY;
+    weights.sum[0] = weights.sum[1] = 0.0f;
+    if (live) {
+      weights = soften<T>(products, columns, slot0, lane);
+      float* out = at<float>(layout.tile_out) + warp * p.tile_rows * kOutStride<D>;
+      multiply_values<T, D>(out, values, weights, work.rows, lane);
+    }
+    if (lane < 4) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const int entry = (2 * lane + column) * kWarps + warp;
+        at<float>(layout.tile_m)[entry] = weights.maximum[column];
+        at<float>(layout.tile_l)[entry] = weights.sum[column];
+      }
+    }
+    if (has_history(next_slot0)) {
+      load_values<T, D>(values, history(p.v_cache, p.v_cache_strides), next_slot0, lane);
+    }
+    if (has_new(next_slot0)) load_new_values(values, next_slot0);
+  }
+
+  // Two elements of a row of the split, from its tiles.
+  __device__ __forceinline__ Partial merge_tiles(int row, int pair) const {
+    alignas(16) float m[kWarps], l[kWarps];
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      reinterpret_cast<float4*>(m)[half] = at<float4>(layout.tile_m)[2 * row + half];
+      reinterpret_cast<float4*>(l)[half] = at<float4>(layout.tile_l)[2 * row + half];
+    }
+#pragma unroll
+    for (int tile = 0; tile < kWarps; ++tile) maximum = fmaxf(maximum, m[tile]);
+    Partial sum = empty_partial(maximum);
+    const float* o = at<float>(layout.tile_out) + row * kOutStride<D> + 2 * pair;
+#pragma unroll
+    for (int tile = 0; tile < kWarps; ++tile) {
+      accumulate(sum, m[tile], l[tile],
+                 *reinterpret_cast<const float2*>(o + tile * p.tile_rows * kOutStride<D>));
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ void write_out(int row, int pair, const Partial& sum) const {
+    const float inverse = sum.l == 0.0f ? 0.0f : __fdividef(1.0f, sum.l);
+    store_pair<T>(static_cast<T*>(p.out) + static_cast<int64_t>(row) * D + 2 * pair,
+                  sum.o.x * inverse, sum.o.y * inverse);
+  }
+
+  __device__ __forceinline__ PartialStore store() const {
+    return PartialStore{reinterpret_cast<float2*>(p.partial_ml), reinterpret_cast<float2*>(p.partial_o),
+                        p.partial_rows, D / 2};
+  }
+
+  // Call `function(row, pair)` for every pair of elements of the tile, once over the block's threads.
+  template <typename Function>
+  __device__ __forceinline__ void each_pair(Function function) const {
+    for (int i = threadIdx.x; i < work.rows * (D / 2); i += kThreads) function(i / (D / 2), i % (D / 2));
+  }
+};
+
 template <typename T, int D>
 __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     attend_kernel(const __grid_constant__ AttendParams p) {
   launch_dependents();
-  if (p.use_clusters) cluster_arrive();  // first phase: every block of the cluster has started
-  if (!p.history_static) wait_for_inputs();
-
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ int out_rows[kTileRows];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Work work(p, p.lengths[blockIdx.y / (gridDim.y / p.batch)]);
+  __shared__ ByteBarrier gathered;
+  const bool first_of_cluster = p.use_clusters && blockIdx.x % kFanIn == 0;
+  if (p.use_clusters) {
+    if (first_of_cluster && threadIdx.x == 0) gathered.init();
+    __syncwarp();
+    cluster_start();
+  }
+  if (!p.history_static) wait_for_inputs();
+
+  const Work work(p);
   const int step = gridDim.x;
   int split = work.origin + blockIdx.x;
-  // Blocks of a cluster stay while the cluster has slots, and the first always merges.
-  const bool cluster_works = p.use_clusters && split / kFanIn * kFanIn <= work.last_split &&
-                             (blockIdx.x % kFanIn == 0 || split + step <= work.last_split);
-  if (!cluster_works && !(split <= work.last_split && work.live(split * kSplit, kSplit))) {
-    if (p.history_static) wait_for_inputs();
+  // Blocks of a cluster stay while it has slots, and the first always merges.
+  const bool stays = p.use_clusters ? split / kFanIn * kFanIn <= work.last_split &&
+                                          (first_of_cluster || split + step <= work.last_split)
+                                    : split <= work.last_split;
+  if (!stays && !work.live(split * kSplit, kSplit)) {
+    wait_for_inputs();
     return;
   }
+  const Attend<T, D> block{p,
+                           work,
+                           SharedLayout<T, D>(p.tile_rows, p.tokens, p.use_clusters),
+                           shared,
+                           out_rows,
+                           static_cast<int>(threadIdx.x % 32),
+                           static_cast<int>(threadIdx.x / 32)};
 
-  const int tile_rows = min(kTileRows, p.tokens * work.group);
-  const int gather_buffers = !p.use_clusters ? 0 : step * kSplit >= p.slots ? 1 : 2;
-  const SharedLayout<T, D> layout(tile_rows, p.tokens, gather_buffers);
-  T* queries = reinterpret_cast<T*>(shared + layout.queries);
-  T* new_keys = reinterpret_cast<T*>(shared + layout.new_keys);
-  float* tile_out = reinterpret_cast<float*>(shared + layout.tile_out);
-  float* tile_m = reinterpret_cast<float*>(shared + layout.tile_m);
-  float* tile_l = reinterpret_cast<float*>(shared + layout.tile_l);
-  float2* gather_ml = reinterpret_cast<float2*>(shared + layout.gather_ml);
-  float2* gather_o = reinterpret_cast<float2*>(shared + layout.gather_o);
-
-  const int history_end = min(work.length, p.slots);
-  const CacheRows<T> k_rows{static_cast<const T*>(p.k_cache) +
-                                work.sequence * p.k_cache_strides[0] +
-                                work.kv_head * p.k_cache_strides[1],
-                            p.k_cache_strides[2], work.begin, history_end - 1};
-  const CacheRows<T> v_rows{static_cast<const T*>(p.v_cache) +
-                                work.sequence * p.v_cache_strides[0] +
-                                work.kv_head * p.v_cache_strides[1],
-                            p.v_cache_strides[2], work.begin, history_end - 1};
-  const auto has_history = [&](int slot0) {
-    return slot0 < history_end && slot0 + kTile > work.begin && work.begin < history_end;
-  };
-  const int new_slots = min(work.last_token + 1, p.slots - work.length);
-  const auto has_new = [&](int slot0) {
-    return slot0 < work.end && slot0 + kTile > work.begin && slot0 + kTile > work.length;
-  };
-
-  // Everything that does not depend on the previous kernel.
   KeyTile<D> keys;
   ValueTile<D> values;
   clear(keys, values);
-  int slot0 = split * kSplit + warp * kTile;
-  if (has_history(slot0)) {
-    load_keys<T, D>(keys, k_rows, slot0, lane);
-    load_values<T, D>(values, v_rows, slot0, lane);
-  }
-  constexpr int N = kRowElements<D>;
-  RowFactors<N> factors;
-  const bool factors_static = p.history_static && (p.table_rows > 0 || p.rows.rotary_dim == 0);
-  if (factors_static) {
-    const RowJob<T> job(p, work, warp);
-    if (job.source != nullptr) {
-      load_factors<T, N>(factors, p.rows, job.weight, p.cos, p.sin, job.table_offset, D, lane);
-    }
+  int slot0 = split * kSplit + block.warp * kTile;
+  if (block.has_history(slot0)) {
+    load_keys<T, D>(keys, block.history(p.k_cache, p.k_cache_strides), slot0, block.lane);
+    load_values<T, D>(values, block.history(p.v_cache, p.v_cache_strides), slot0, block.lane);
   }
   if (threadIdx.x < work.rows) {
     const int row = threadIdx.x;
-    out_rows[row] = (work.sequence * p.tokens + work.token(row)) * p.heads + work.head(row);
+    out_rows[row] = (work.sequence * p.tokens + work.token(p, row)) * p.heads + work.head(p, row);
   }
-  const RowRange ranges[2] = {work.range(p, 2 * (lane % 4)), work.range(p, 2 * (lane % 4) + 1)};
-  const ScoreScale scale{p.soft_cap == 0.0f ? p.scaling * 1.4426950408889634f : p.scaling, p.soft_cap};
-  const T* new_values = static_cast<const T*>(p.v) + work.sequence * p.v_strides[0] +
-                        work.kv_head * p.v_strides[2];
-  const int64_t all_rows = static_cast<int64_t>(p.batch) * p.tokens * p.heads;
-  unsigned char* workspace = static_cast<unsigned char*>(p.workspace);
-  const PartialStore store{
-      reinterpret_cast<float2*>(workspace + kCounterBytes),
-      reinterpret_cast<float2*>(workspace + kCounterBytes + store_ml_bytes(all_rows, p.slots)),
-      all_rows, D / 2};
-  const int pairs = work.rows * (D / 2);
-  T* out = static_cast<T*>(p.out);
-  const auto write_out = [&](int row, int pair, const Partial& sum) {
-    const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;
-    store_pair<T>(out + static_cast<int64_t>(row) * D + 2 * pair, sum.o.x * inverse,
-                  sum.o.y * inverse);
-  };
-
-  if (p.history_static) wait_for_inputs();
-  if (has_new(slot0)) {
-    insert_values<T, D>(values, new_values, p.v_strides[1], slot0, work.length, new_slots, lane);
-  }
-  prepare_rows<T, D, N>(p, work, queries, new_keys, factors, factors_static, warp, lane);
+  const int column = 2 * (block.lane % 4);
+  const Columns columns{{work.position(p, column), work.position(p, column + 1)},
+                        p.window, p.scaling, p.soft_cap};
+  const PartialStore store = block.store();
+  const int first_super = work.begin / kSuper, last_super = (work.end - 1) / kSuper;
+  const bool only_part = p.use_clusters ? first_super == last_super
+                                        : work.begin / kSplit == work.last_split;
+  if (p.use_clusters) cluster_wait();  // all blocks have started
+  block.prepare(values, slot0);
   __syncthreads();
 
-  const int first_super = work.begin / kSuper, last_super = (work.end - 1) / kSuper;
   for (int round = 0;; ++round) {
     const bool live = work.live(split * kSplit, kSplit);
-    const bool tile_live = work.live(slot0, kTile);
-    const int next_slot0 = slot0 + step * kSplit;
-    float scores[4];
-    if (tile_live) {
-      if (has_new(slot0)) insert_keys<T, D>(keys, new_keys, slot0, work.length, new_slots, lane);
-      multiply_keys<T, D>(scores, keys, queries, lane);
-    }
-    if (has_history(next_slot0)) load_keys<T, D>(keys, k_rows, next_slot0, lane);
-    if (live) {
-      TileWeights weights;
-      weights.maximum[0] = weights.maximum[1] = -INFINITY;
-      weights.sum[0] = weights.sum[1] = 0.0f;
-      if (tile_live) {
-        weights = soften<T>(scores, ranges, scale, slot0, lane);
-        multiply_values<T, D>(tile_out + warp * tile_rows * kOutStride<D>, values, weights, work.rows,
-                              lane);
-      }
-      if (lane < 4) {
-#pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          tile_m[(2 * lane + column) * kWarps + warp] = weights.maximum[column];
-          tile_l[(2 * lane + column) * kWarps + warp] = weights.sum[column];
-        }
-      }
-    }
-    if (has_history(next_slot0)) load_values<T, D>(values, v_rows, next_slot0, lane);
-    if (has_new(next_slot0)) {
-      insert_values<T, D>(values, new_values, p.v_strides[1], next_slot0, work.length, new_slots, lane);
-    }
-
-    if (round == 0 && p.use_clusters) cluster_wait();
-    const int buffer = gather_buffers == 2 ? round % 2 : 0;
-    const bool only_part = p.use_clusters ? first_super == last_super
-                                          : work.begin / kSplit == work.last_split;
+    block.tile(keys, values, columns, slot0, slot0 + step * kSplit);
+    if (p.use_clusters && round > 0) cluster_wait();  // the first block is done with the last round
     if (live) {
       __syncthreads();
-      for (int at = threadIdx.x; at < pairs; at += kThreads) {
-        const int row = at / (D / 2), pair = at % (D / 2);
-        alignas(16) float m[kWarps], l[kWarps];
-        float maximum = -INFINITY;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          reinterpret_cast<float4*>(m)[half] = reinterpret_cast<float4*>(tile_m)[2 * row + half];
-          reinterpret_cast<float4*>(l)[half] = reinterpret_cast<float4*>(tile_l)[2 * row + half];
-        }
-#pragma unroll
-        for (int tile = 0; tile < kWarps; ++tile) maximum = fmaxf(maximum, m[tile]);
-        Partial sum = empty_partial(maximum);
-#pragma unroll
-        for (int tile = 0; tile < kWarps; ++tile) {
-          const float* o = tile_out + (tile * tile_rows + row) * kOutStride<D> + 2 * pair;
-          accumulate(sum, m[tile], l[tile], *reinterpret_cast<const float2*>(o));
-        }
+      block.each_pair([&](int row, int pair) {
+        const Partial sum = block.merge_tiles(row, pair);
         if (p.use_clusters) {
-          const int rank = buffer * kFanIn + split % kFanIn;
-          store_to_rank(gather_o + rank * layout.gather_pairs + at, 0, sum.o);
+          const int part = split % kFanIn * p.tile_rows + row;
+          gathered.store_to_first(block.template at<float2>(block.layout.gather_o) + part * (D / 2) + pair,
+                                  sum.o);
           if (pair == 0) {
-            store_to_rank(gather_ml + rank * kTileRows + row, 0, make_float2(sum.m, sum.l));
+            gathered.store_to_first(block.template at<float2>(block.layout.gather_ml) + part,
+                                    make_float2(sum.m, sum.l));
           }
         } else if (only_part) {
-          write_out(out_rows[row], pair, sum);
+          block.write_out(out_rows[row], pair, sum);
         } else {
           store.put(split, out_rows[row], pair, sum);
         }
-      }
+      });
     }
 
     const bool more = p.use_clusters ? (split + step) / kFanIn <= last_super
                                      : split + step <= work.last_split;
-    if (p.use_clusters) {
-      cluster_arrive();
-      if (blockIdx.x % kFanIn == 0) {
-        cluster_wait();
-        const int super = split / kFanIn;
-        const int first = work.begin / kSplit - split, last = work.last_split - split;
-        for (int at = threadIdx.x; at < pairs; at += kThreads) {
-          const int row = at / (D / 2), pair = at % (D / 2);
-          const Partial sum = merge<false>(
-              gather_ml + buffer * kFanIn * kTileRows + row, kTileRows,
-              gather_o + buffer * kFanIn * layout.gather_pairs + at, layout.gather_pairs, first, last);
-          if (only_part) {
-            Partial total = empty_partial(sum.m);
-            accumulate(total, sum.m, sum.l, sum.o);
-            write_out(out_rows[row], pair, total);
-          } else {
-            store.put(super, out_rows[row], pair, sum);
-          }
+    if (first_of_cluster) {
+      const int first = max(work.begin / kSplit - split, 0), last = min(work.last_split - split, kFanIn - 1);
+      if (threadIdx.x == 0) gathered.arrive_expecting((last - first + 1) * work.rows * (D * 4 + 8));
+      gathered.wait(round % 2);
+      block.each_pair([&](int row, int pair) {
+        const Partial sum = merge<false>(
+            block.template at<float2>(block.layout.gather_ml) + row, p.tile_rows,
+            block.template at<float2>(block.layout.gather_o) + row * (D / 2) + pair,
+            p.tile_rows * (D / 2), first, last);
+        if (only_part) {
+          Partial total = empty_partial(sum.m);
+          accumulate(total, sum.m, sum.l, sum.o);
+          block.write_out(out_rows[row], pair, total);
+        } else {
+          store.put(split / kFanIn, out_rows[row], pair, sum);
         }
-      } else if (more) {
-        cluster_wait();
-      }
-    } else if (more) {
-      __syncthreads();  // tile_out and tile_m are free again
+      });
     }
-    if (!more) {
-      if (only_part || (p.use_clusters && blockIdx.x % kFanIn != 0)) return;
-      break;
-    }
+    if (!more) break;
+    if (p.use_clusters) cluster_arrive();
+    __syncthreads();  // tile_out, tile_m and tile_l are free again
     split += step;
-    slot0 = next_slot0;
+    slot0 += step * kSplit;
   }
+  if (only_part || (p.use_clusters && !first_of_cluster)) return;
 
   // Several parts: the last block to get here merges them.
-  const int blocks = p.use_clusters ? min(step / kFanIn, last_super - first_super + 1)
-                                    : min(step, work.last_split - work.origin + 1);
-  if (!arrive_last(static_cast<int*>(p.workspace) + blockIdx.y, blocks)) return;
-  for (int at = threadIdx.x; at < pairs; at += kThreads) {
-    const int row = out_rows[at / (D / 2)], pair = at % (D / 2);
+  const int arrivals = p.use_clusters ? min(step / kFanIn, last_super - first_super + 1)
+                                      : min(step, work.last_split - work.origin + 1);
+  const int counter = blockIdx.z * gridDim.y + blockIdx.y;
+  if (!arrive_last(static_cast<int*>(p.workspace) + counter, arrivals)) return;
+  block.each_pair([&](int row, int pair) {
+    const int out_row = out_rows[row];
     const Partial total =
-        p.use_clusters ? merge_supers(store, row, pair, first_super, last_super)
-                       : merge_splits(store, row, pair, work.begin / kSplit, work.last_split);
-    write_out(row, pair, total);
-  }
+        p.use_clusters ? merge_supers(store, out_row, pair, first_super, last_super)
+                       : merge_splits(store, out_row, pair, work.begin / kSplit, work.last_split);
+    block.write_out(out_row, pair, total);
+  });
 }
 
 }  // namespace flashrt

@@ -9,7 +9,18 @@
 
 namespace flashrt {
 
-// Strides count elements; the last dim of every tensor is contiguous.
+// Division of small numbers by one that the host knows: exact while n * divisor < 2^32.
+struct Divisor {
+  uint32_t value, reciprocal;
+
+  Divisor() = default;
+  explicit Divisor(int divisor)
+      : value(static_cast<uint32_t>(divisor)),
+        reciprocal(static_cast<uint32_t>(((uint64_t{1} << 32) + divisor - 1) / divisor)) {}
+};
+
+// Strides count elements; the last dim of every tensor is contiguous. Rows of q, k and out start on
+// multiples of two elements, rows of v and the caches on 16-byte boundaries.
 struct AttendParams {
   const void* q;  // [B, T, H, D]
   const void* k;  // [B, T, G, D]
@@ -35,8 +46,16 @@ struct AttendParams {
   float scaling;
   float soft_cap;  // 0 without
   bool history_static;
-  bool use_clusters;  // filled in by the launcher
+  bool use_clusters;  // allowed; the launcher decides
   RowSettings rows;
+  // Filled in by the launcher.
+  Divisor group;  // H / G
+  Divisor tiles;  // of 8 rows, for the T * H / G rows of a key head
+  Divisor step;   // blocks along x
+  int tile_rows;  // rows of a tile in shared memory
+  float* partial_ml;  // parts of the workspace
+  float* partial_o;
+  int partial_rows;   // B * T * H
 };
 
 // Bytes of a workspace, for any number of key/value heads. It starts zeroed and leaves zeroed counters.

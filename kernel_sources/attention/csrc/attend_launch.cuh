@@ -1,8 +1,9 @@
 // Host side of attend: grid, shared memory and launch for every head dim.
 #pragma once
 
+#include <limits>
+
 #include "attend.cuh"
-#include "common/launch.h"
 
 namespace flashrt {
 
@@ -58,38 +59,43 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   error = cudaFuncGetAttributes(&function, attend_kernel<T, D>);
   if (error != cudaSuccess) return error;
 
-  const int rows = params.tokens * (params.heads / params.kv_heads);
+  const int group = params.heads / params.kv_heads;
+  const int rows = params.tokens * group;
   const int tiles = (rows + kTileRows - 1) / kTileRows;
   const int lanes = params.batch * params.kv_heads * tiles;
   if (lanes > kCounters) return cudaErrorInvalidValue;
   const int resident = device.multiprocessors * (D <= 128 ? 2 : 1);
-  const int tile_rows = rows < kTileRows ? rows : kTileRows;
+  const int tile_rows = rows < kTileRows ? (rows + 1) / 2 * 2 : kTileRows;  // stored by pairs
 
   // Code from PTX older than sm_90 has no clusters, on whatever device it runs.
-  bool clusters = params.use_clusters && device.major >= 9 && function.ptxVersion >= 90;
-  int blocks = 0, shared_bytes = 0;
-  if (clusters) {
-    const int supers = (params.slots + kSuper - 1) / kSuper;
-    const int share = resident / kFanIn / lanes;
-    blocks = kFanIn * (share < 1 ? 1 : share < supers ? share : supers);
-    const int buffers = blocks * kSplit >= params.slots ? 1 : 2;
-    shared_bytes = SharedLayout<T, D>(tile_rows, params.tokens, buffers).total;
-    clusters = shared_bytes <= device.max_shared - static_cast<int>(function.sharedSizeBytes);
-  }
-  if (!clusters) {
-    const int splits = (params.slots + kSplit - 1) / kSplit;
-    const int share = resident / lanes;
-    blocks = share < 1 ? 1 : share < splits ? share : splits;
-    shared_bytes = SharedLayout<T, D>(tile_rows, params.tokens, 0).total;
-  }
+  const int cluster_bytes = SharedLayout<T, D>(tile_rows, params.tokens, true).total;
+  const bool clusters = params.use_clusters && device.major >= 9 && function.ptxVersion >= 90 &&
+                        cluster_bytes + static_cast<int>(function.sharedSizeBytes) <= device.max_shared;
+  const int shared_bytes =
+      clusters ? cluster_bytes : SharedLayout<T, D>(tile_rows, params.tokens, false).total;
+  const int unit = clusters ? kFanIn : 1;  // blocks that a split of the slots takes at least
+  const int units = (params.slots + kSplit * unit - 1) / (kSplit * unit);
+  const int share = resident / unit / lanes;
+  const int blocks = unit * (share < 1 ? 1 : share < units ? share : units);
   params.use_clusters = clusters;
+  params.group = Divisor(group);
+  params.tiles = Divisor(tiles);
+  params.step = Divisor(blocks);
+  params.tile_rows = tile_rows;
+  params.partial_rows = params.batch * params.tokens * params.heads;
+  unsigned char* partials = static_cast<unsigned char*>(params.workspace) + kCounterBytes;
+  params.partial_ml = reinterpret_cast<float*>(partials);
+  params.partial_o =
+      reinterpret_cast<float*>(partials + store_ml_bytes(params.partial_rows, params.slots));
+  if (params.window == 0) params.window = std::numeric_limits<int>::max();
+  if (params.soft_cap == 0.0f) params.scaling *= 1.4426950408889634f;  // scores in units of log2
   if (shared_bytes + static_cast<int>(function.sharedSizeBytes) > kMaxSharedWithoutOptIn) {
     error = cudaFuncSetAttribute(attend_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  return launch_attend(attend_kernel<T, D>, params, dim3(blocks, lanes), clusters ? kFanIn : 1,
-                       shared_bytes, device.major >= 9, stream);
+  const dim3 grid(blocks, params.kv_heads, params.batch * tiles);
+  return launch_attend(attend_kernel<T, D>, params, grid, unit, shared_bytes, device.major >= 9, stream);
 }
 
 template <typename T>

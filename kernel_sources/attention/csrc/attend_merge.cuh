@@ -46,18 +46,16 @@ __device__ __forceinline__ float2 load_partial(const float2* pointer) {
 
 // Merge partials [first, last] of kFanIn, `ml_stride` and `o_stride` float2 apart.
 template <bool kGlobal>
-__device__ __forceinline__ Partial merge(const float2* ml, int64_t ml_stride, const float2* o,
-                                         int64_t o_stride, int first, int last) {
+__device__ __forceinline__ Partial merge(const float2* ml, int ml_stride, const float2* o,
+                                         int o_stride, int first, int last) {
   float2 ml_of[kFanIn], o_of[kFanIn];
   float maximum = -INFINITY;
 #pragma unroll
   for (int j = 0; j < kFanIn; ++j) {
-    ml_of[j] = make_float2(-INFINITY, 0.0f);
-    o_of[j] = make_float2(0.0f, 0.0f);
-    if (j >= first && j <= last) {
-      ml_of[j] = load_partial<kGlobal>(ml + j * ml_stride);
-      o_of[j] = load_partial<kGlobal>(o + j * o_stride);
-    }
+    const int at = min(max(j, first), last);  // loads without a branch; one that is not asked for is empty
+    ml_of[j] = load_partial<kGlobal>(ml + at * ml_stride);
+    o_of[j] = load_partial<kGlobal>(o + at * o_stride);
+    if (at != j) ml_of[j].x = -INFINITY;
     maximum = fmaxf(maximum, ml_of[j].x);
   }
   Partial sum = empty_partial(maximum);
@@ -70,27 +68,31 @@ __device__ __forceinline__ Partial merge(const float2* ml, int64_t ml_stride, co
 struct PartialStore {
   float2* ml;
   float2* o;
-  int64_t rows;
+  int rows;
   int pairs;  // D / 2
 
   __device__ __forceinline__ void put(int part, int row, int pair, const Partial& value) const {
-    const int64_t at = part * rows + row;
+    const int64_t at = static_cast<int64_t>(part) * rows + row;
     o[at * pairs + pair] = value.o;
     if (pair == 0) ml[at] = make_float2(value.m, value.l);
   }
 };
 
+__device__ __forceinline__ float largest_score(const PartialStore& store, int row, int first, int last) {
+  float maximum = -INFINITY;
+  for (int part = first; part <= last; ++part) {
+    maximum = fmaxf(maximum, __ldcg(&store.ml[static_cast<int64_t>(part) * store.rows + row]).x);
+  }
+  return maximum;
+}
+
 // The row from its supers [first, last], each one part.
 __device__ __forceinline__ Partial merge_supers(const PartialStore& store, int row, int pair, int first,
                                                 int last) {
-  float maximum = -INFINITY;
+  Partial sum = empty_partial(largest_score(store, row, first, last));
+#pragma unroll 4
   for (int part = first; part <= last; ++part) {
-    maximum = fmaxf(maximum, __ldcg(&store.ml[part * store.rows + row]).x);
-  }
-  Partial sum = empty_partial(maximum);
-#pragma unroll 8
-  for (int part = first; part <= last; ++part) {
-    const int64_t at = part * store.rows + row;
+    const int64_t at = static_cast<int64_t>(part) * store.rows + row;
     const float2 ml = __ldcg(&store.ml[at]);
     accumulate(sum, ml.x, ml.y, __ldcg(&store.o[at * store.pairs + pair]));
   }
@@ -100,11 +102,7 @@ __device__ __forceinline__ Partial merge_supers(const PartialStore& store, int r
 // The row from its splits [first, last], each one part: the same tree.
 __device__ __forceinline__ Partial merge_splits(const PartialStore& store, int row, int pair, int first,
                                                 int last) {
-  float maximum = -INFINITY;
-  for (int part = first; part <= last; ++part) {
-    maximum = fmaxf(maximum, __ldcg(&store.ml[part * store.rows + row]).x);
-  }
-  Partial sum = empty_partial(maximum);
+  Partial sum = empty_partial(largest_score(store, row, first, last));
   for (int super = first / kFanIn; super <= last / kFanIn; ++super) {
     const int64_t at = static_cast<int64_t>(super) * kFanIn * store.rows + row;
     const Partial part =

@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_keys(KeyTile<D>& tile, const CacheRows<T>& 
 #pragma unroll
     for (int step = 0; step < kSteps<D>; ++step) {
       if (32 * (step + 1) <= D || 32 * step + 8 * c < D) {
-        load_words(tile.words[half][step], row + 32 * step);
+        load_words<true>(tile.words[half][step], row + 32 * step);
       }
     }
   }
@@ -74,23 +74,27 @@ __device__ __forceinline__ int value_slot(int n, int lane) {
   return 2 * (lane % 4) + n % 2 + 8 * (n / 2);
 }
 
+// A lane's words of one value row, r = lane / 4. Rows of the cache are read as history, others as inputs.
+template <typename T, int D, bool kHistory>
+__device__ __forceinline__ void load_value_row(uint32_t (&words)[D / 16], const T* row, int r) {
+#pragma unroll
+  for (int step = 0; step < D / 64; ++step) {
+    load_words<kHistory>(reinterpret_cast<uint32_t(&)[4]>(words[4 * step]), row + 64 * step + 8 * r);
+  }
+  if constexpr (D % 64 >= 32) {
+    load_words<kHistory>(reinterpret_cast<uint32_t(&)[2]>(words[D / 64 * 4]), row + D / 64 * 64 + 4 * r);
+  }
+  if constexpr (D % 32 == 16) {
+    load_words<kHistory>(reinterpret_cast<uint32_t(&)[1]>(words[D / 16 - 1]), row + D - 16 + 2 * r);
+  }
+}
+
 template <typename T, int D>
 __device__ __forceinline__ void load_values(ValueTile<D>& tile, const CacheRows<T>& cache, int slot0,
                                             int lane) {
-  const int r = lane / 4;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const T* row = cache.at(slot0 + value_slot(n, lane));
-#pragma unroll
-    for (int step = 0; step < D / 64; ++step) {
-      load_words(reinterpret_cast<uint32_t(&)[4]>(tile.words[n][4 * step]), row + 64 * step + 8 * r);
-    }
-    if constexpr (D % 64 >= 32) {
-      load_words(reinterpret_cast<uint32_t(&)[2]>(tile.words[n][D / 64 * 4]), row + D / 64 * 64 + 4 * r);
-    }
-    if constexpr (D % 32 == 16) {
-      load_words(reinterpret_cast<uint32_t(&)[1]>(tile.words[n][D / 16 - 1]), row + D - 16 + 2 * r);
-    }
+    load_value_row<T, D, true>(tile.words[n], cache.at(slot0 + value_slot(n, lane)), lane / 4);
   }
 }
 
@@ -142,11 +146,7 @@ __device__ __forceinline__ void insert_values(ValueTile<D>& values, const T* new
   for (int n = 0; n < 4; ++n) {
     const int token = slot0 + value_slot(n, lane) - length;
     if (token < 0 || token >= tokens) continue;
-    const T* row = new_values + token * stride;
-#pragma unroll
-    for (int word = 0; word < D / 16; ++word) {
-      values.words[n][word] = *reinterpret_cast<const uint32_t*>(row + value_element<D>(word, lane));
-    }
+    load_value_row<T, D, false>(values.words[n], new_values + token * stride, lane / 4);
   }
 }
 
@@ -170,19 +170,28 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4], const KeyTile<
   for (int i = 0; i < 4; ++i) scores[i] += odd[i];
 }
 
-// Live slots [first, last] of one query row.
-struct RowRange {
-  int first, last;
-};
-
-struct ScoreScale {
+// Slots that the queries of a lane's columns see: (position - window, position]; none at position -1.
+struct Columns {
+  int position[2];
+  int window;
   float scaling;   // of q . k, in units of log2 without a soft cap
   float soft_cap;  // 0 without
 
-  __device__ __forceinline__ float operator()(float score) const {
-    constexpr float kLog2e = 1.4426950408889634f;
-    if (soft_cap == 0.0f) return score * scaling;
-    return soft_cap * tanhf(score * scaling / soft_cap) * kLog2e;
+  // Products to scores in units of log2.
+  __device__ __forceinline__ void scale(float (&products)[4]) const {
+    if (soft_cap == 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) products[i] *= scaling;
+    } else {
+      constexpr float kLog2e = 1.4426950408889634f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        products[i] = soft_cap * kLog2e * tanh_fast(__fdividef(products[i] * scaling, soft_cap));
+      }
+    }
+  }
+  __device__ __forceinline__ bool sees(int column, int slot) const {
+    return slot <= position[column] && slot > position[column] - window;
   }
 };
 
@@ -195,8 +204,9 @@ struct TileWeights {
 };
 
 template <typename T>
-__device__ __forceinline__ TileWeights soften(const float (&scores)[4], const RowRange (&ranges)[2],
-                                              ScoreScale scale, int slot0, int lane) {
+__device__ __forceinline__ TileWeights soften(float (&scores)[4], const Columns& columns, int slot0,
+                                              int lane) {
+  columns.scale(scores);
   TileWeights result;
   float p[4];
 #pragma unroll
@@ -205,8 +215,7 @@ __device__ __forceinline__ TileWeights soften(const float (&scores)[4], const Ro
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = slot0 + lane / 4 + 8 * half;
-      const bool live = slot >= ranges[column].first && slot <= ranges[column].last;
-      s[half] = live ? scale(scores[2 * half + column]) : -INFINITY;
+      s[half] = columns.sees(column, slot) ? scores[2 * half + column] : -INFINITY;
     }
     float maximum = fmaxf(s[0], s[1]);
 #pragma unroll
@@ -242,32 +251,29 @@ __device__ __forceinline__ void multiply_word(float (&o)[4], const ValueTile<D>&
                  weights.words[1]);
 }
 
-// out[row][d] = sum over the tile's slots of weight * value, for `rows` rows, into shared memory.
+// out[row][d] = sum over the tile's slots of weight * value, for an even number of rows that covers `rows`,
+// into shared memory.
 template <typename T, int D>
 __device__ __forceinline__ void multiply_values(float* out, const ValueTile<D>& values,
                                                 const TileWeights& weights, int rows, int lane) {
   const int row = 2 * (lane % 4);
+  const bool stores = row < rows;
   float* first = out + row * kOutStride<D>;
-  float* second = first + kOutStride<D>;
 #pragma unroll
   for (int word = 0; word + 1 < D / 16; word += 2) {
     float low[4], high[4];
     multiply_word<T, D>(low, values, word, weights);
     multiply_word<T, D>(high, values, word + 1, weights);
-    const int element = value_element<D>(word, lane);
-    if (row < rows) {
-      *reinterpret_cast<float4*>(first + element) = make_float4(low[0], low[2], high[0], high[2]);
-    }
-    if (row + 1 < rows) {
-      *reinterpret_cast<float4*>(second + element) = make_float4(low[1], low[3], high[1], high[3]);
-    }
+    float* at = first + value_element<D>(word, lane);
+    store_shared_if(stores, at, make_float4(low[0], low[2], high[0], high[2]));
+    store_shared_if(stores, at + kOutStride<D>, make_float4(low[1], low[3], high[1], high[3]));
   }
   if constexpr (D / 16 % 2 == 1) {
     float o[4];
     multiply_word<T, D>(o, values, D / 16 - 1, weights);
-    const int element = value_element<D>(D / 16 - 1, lane);
-    if (row < rows) *reinterpret_cast<float2*>(first + element) = make_float2(o[0], o[2]);
-    if (row + 1 < rows) *reinterpret_cast<float2*>(second + element) = make_float2(o[1], o[3]);
+    float* at = first + value_element<D>(D / 16 - 1, lane);
+    store_shared_if(stores, at, make_float2(o[0], o[2]));
+    store_shared_if(stores, at + kOutStride<D>, make_float2(o[1], o[3]));
   }
 }
 

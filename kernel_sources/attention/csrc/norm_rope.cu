@@ -35,10 +35,13 @@ __global__ void __launch_bounds__(32 * kWarps) norm_rope_kernel(const __grid_con
     load_row<T, N>(x, first + head * strides[2], p.dim, lane);
     float mean = 0.0f;
     if (has_norm && !p.rows.over_all) {
-      mean = mean_square<T, N>(x, NormScope<T>{nullptr, 0, 1}, p.dim, lane);
+      mean = mean_square<T, N>(x, NormScope<T>{nullptr, 0, 1, 1.0f / static_cast<float>(p.dim)}, p.dim, lane);
     } else if (has_norm) {
       mean = is_key ? k_mean : q_mean;
-      if (mean < 0.0f) mean = mean_square<T, N>(x, NormScope<T>{first, strides[2], heads}, p.dim, lane);
+      if (mean < 0.0f) {
+        const NormScope<T> all{first, strides[2], heads, 1.0f / static_cast<float>(heads * p.dim)};
+        mean = mean_square<T, N>(x, all, p.dim, lane);
+      }
       (is_key ? k_mean : q_mean) = mean;
     }
     norm_rotate_row<T, N>(scratch[warp], x, has_norm, mean, factors, p.rows, p.dim, lane);

@@ -84,6 +84,7 @@ struct NormScope {
   const T* first;
   int64_t head_stride;
   int heads;
+  float inverse_count;  // 1 / (heads * dim)
 };
 
 // Load elements of `source` into registers; out of `dim` they are 0.
@@ -114,7 +115,7 @@ __device__ __forceinline__ float mean_square(const float (&x)[N], const NormScop
       for (int i = 0; i < N; ++i) sum = fmaf(other[i], other[i], sum);
     }
   }
-  return sum_over_warp(sum) / static_cast<float>(scope.heads * dim);
+  return sum_over_warp(sum) * scope.inverse_count;
 }
 
 template <typename T, int N>
@@ -146,12 +147,14 @@ __device__ __forceinline__ void norm_rotate_row(T* row, float (&x)[N], bool has_
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int element = 2 * lane + 64 * (i / 2) + i % 2;
-    if (element < settings.rotary_dim) {
-      const bool first = settings.interleaved ? i % 2 == 0 : element < half;
-      const int distance = settings.interleaved ? 1 : half;
-      const float partner = to_float(row[first ? element + distance : element - distance]);
-      x[i] = fmaf(x[i], factors.cos[i], (first ? -partner : partner) * factors.sin[i]);
-    }
+    // Reads without a branch; elements beyond the rotary read themselves and stay.
+    const bool turns = element < settings.rotary_dim;
+    const bool first = settings.interleaved ? i % 2 == 0 : element < half;
+    const int distance = settings.interleaved ? 1 : half;
+    const int at = !turns ? min(element, dim - 1) : first ? element + distance : element - distance;
+    const float partner = to_float(row[at]);
+    const float turned = fmaf(x[i], factors.cos[i], (first ? -partner : partner) * factors.sin[i]);
+    x[i] = turns ? turned : x[i];
   }
   __syncwarp();
   store_row<T, N>(row, x, dim, lane);

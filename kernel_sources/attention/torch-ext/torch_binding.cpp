@@ -27,23 +27,25 @@ bool rows_aligned(const Tensor& tensor, int64_t bytes) {
 }
 
 // Kernels read and write heads by pairs of elements.
-bool rows_are_pairs(const Tensor& tensor) {
-  return rows_aligned(tensor, 2 * element_bytes(element_type(tensor, "attention")));
+int64_t pair_bytes(const Tensor& tensor) {
+  return 2 * element_bytes(element_type(tensor, "attention"));
 }
 
-// The tensor, or a copy whose rows are pairs.
-Tensor with_pairs(const Tensor& tensor) {
-  if (rows_are_pairs(tensor)) return tensor;
+// The tensor, or a copy with aligned rows.
+Tensor with_rows_aligned(const Tensor& tensor, int64_t bytes) {
+  if (rows_aligned(tensor, bytes)) return tensor;
   Tensor copy = new_like(tensor);
   torch::stable::copy_(copy, tensor);
   return copy;
 }
 
+Tensor with_pairs(const Tensor& tensor) { return with_rows_aligned(tensor, pair_bytes(tensor)); }
+
 // An output to write to in place of `out`, and what brings its values there.
 class PairOutput {
  public:
   explicit PairOutput(const Tensor& out)
-      : out_(out), target_(rows_are_pairs(out) ? out : new_like(out)) {}
+      : out_(out), target_(rows_aligned(out, pair_bytes(out)) ? out : new_like(out)) {}
   void* data() const { return target_.data_ptr(); }
   void finish() {
     if (target_.data_ptr() != out_.data_ptr()) torch::stable::copy_(out_, target_);
@@ -81,7 +83,8 @@ void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Te
   check_cache(v_cache, "v_cache");
   STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(workspace.data_ptr()) % kVectorBytes == 0,
                   "attend: workspace must start on a 16-byte boundary");
-  const Tensor q = with_pairs(q_given), k = with_pairs(k_given), v = with_pairs(v_given);
+  const Tensor q = with_pairs(q_given), k = with_pairs(k_given);
+  const Tensor v = with_rows_aligned(v_given, kVectorBytes);
   PairOutput result(out);
   AttendParams params{};
   params.q = q.data_ptr();
