@@ -1,0 +1,280 @@
+// The activation rows a block multiplies with, rounded to T in shared memory:
+//   r' = x, or round(x + branch), or round(x + round(norm(branch)));  x' = r', or round(norm(r')).
+// A warp prepares exactly the columns that it multiplies later, four turns at a time, so the only
+// barriers of the block are those of the norms' sums.
+#pragma once
+
+#include "common/vec.cuh"
+#include "copy.cuh"
+#include "layout.cuh"
+
+namespace flashrt {
+
+// Per row: what each warp summed.
+struct alignas(16) PrologueScratch {
+  float branch_sums[kMaxRows][kMaxWarps];
+  float sums[kMaxRows][kMaxWarps];
+};
+
+// Read kLaneElements columns from `column`, zeros past `k`; kVector promises 16-byte aligned rows.
+template <typename T, bool kVector>
+__device__ __forceinline__ uint4 load_words(const void* base, int64_t offset, int column, int k) {
+  uint4 words = make_uint4(0, 0, 0, 0);
+  if constexpr (kVector) {
+    if (column < k)
+      words = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(base) + offset + column));
+  } else {
+    unsigned short elements[kLaneElements];
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) {
+      elements[i] = column + i < k
+                        ? __ldcg(static_cast<const unsigned short*>(base) + offset + column + i)
+                        : 0;
+    }
+    words = make_uint4(elements[0] | elements[1] << 16, elements[2] | elements[3] << 16,
+                       elements[4] | elements[5] << 16, elements[6] | elements[7] << 16);
+  }
+  return words;
+}
+
+template <typename T, bool kVector>
+__device__ __forceinline__ void load_columns(const void* base, int64_t offset, int column, int k,
+                                             float (&values)[kLaneElements]) {
+  unpack<T>(load_words<T, kVector>(base, offset, column, k), values);
+}
+
+template <typename T, bool kVector>
+__device__ __forceinline__ void store_columns(void* base, int64_t offset, int column, int k,
+                                              const float (&values)[kLaneElements]) {
+  if constexpr (kVector) {
+    if (column < k)
+      *reinterpret_cast<uint4*>(static_cast<T*>(base) + offset + column) = pack<T>(values);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) {
+      if (column + i < k) static_cast<T*>(base)[offset + column + i] = from_float<T>(values[i]);
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void round_to(float (&values)[kLaneElements]) {
+  const uint4 words = pack<T>(values);
+  unpack<T>(words, values);
+}
+
+// Multiply by the row's scale and the norm's weight, then round to T.
+template <typename T>
+__device__ __forceinline__ void apply_norm(float (&values)[kLaneElements], float row_scale,
+                                           const uint4& weight_words, bool has_weight, int kind) {
+  float weight[kLaneElements];
+  unpack<T>(weight_words, weight);
+  const float offset = kind == kZeroCenteredRmsNorm || !has_weight ? 1.0f : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kLaneElements; ++i)
+    values[i] = (values[i] * row_scale) * (weight[i] + offset);
+  round_to<T>(values);
+}
+
+template <typename T, bool kVector>
+__device__ __forceinline__ uint4 load_norm_weight(const void* weight, int column, int k) {
+  return weight == nullptr ? make_uint4(0, 0, 0, 0) : load_words<T, kVector>(weight, 0, column, k);
+}
+
+__device__ __forceinline__ float square_sum(const float (&values)[kLaneElements]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kLaneElements; ++i) sum = __fmaf_rn(values[i], values[i], sum);
+  return sum;
+}
+
+// Put each row's sum over the warp where the block can see it. The caller places the barrier.
+template <int kRows>
+__device__ __forceinline__ void publish_sums(float (&sums)[kRows],
+                                             float (&shared_sums)[kMaxRows][kMaxWarps]) {
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2)
+      sums[m] += __shfl_xor_sync(0xffffffffu, sums[m], offset);
+    if (threadIdx.x % 32 == 0) shared_sums[m][threadIdx.x / 32] = sums[m];
+  }
+}
+
+// The warps' sums in ascending order; `values` is 16-byte aligned and `warps` a multiple of 4.
+__device__ __forceinline__ float sum_warps(const float* values, int warps) {
+  float sum = 0.0f;
+  for (int w = 0; w < warps; w += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(values + w);
+    sum = (((sum + four.x) + four.y) + four.z) + four.w;
+  }
+  return sum;
+}
+
+// 1 / sqrt(mean + eps) of a row; every thread adds the warps' sums in the same order.
+__device__ __forceinline__ float row_scale(const float (&warp_sums)[kMaxWarps], const Plan& plan,
+                                           float eps) {
+  return rsqrtf(sum_warps(warp_sums, plan.warps) * plan.inverse_k + eps);
+}
+
+// A warp's columns of x in shared memory, ordered as the products read them: [segment][row][lane %
+// 4], 16 bytes each. A few lanes fill one turn, a pass of the warp several.
+inline constexpr int kTurnLanes = kTurnElements / kLaneElements;
+inline constexpr int kTurnsPerPass = 32 / kTurnLanes;
+
+template <int kRows>
+struct Slice {
+  uint4* words;  // of the warp's first turn
+  int passes;
+  int first_column;
+  int column_stride;  // between passes
+  int place;          // this lane's 16 bytes of pass 0, row 0
+
+  __device__ Slice(uint4* shared_x, const Plan& plan) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
+    words = shared_x + warp * passes * kPassWords;
+    first_column =
+        (lane / kTurnLanes * plan.warps + warp) * kTurnElements + lane % kTurnLanes * kLaneElements;
+    column_stride = kTurnsPerPass * plan.warps * kTurnElements;
+    place = lane / 4 * kRows * 4 + lane % 4;
+  }
+
+  static constexpr int kPassWords = kTurnsPerPass * kSegments * kRows * 4;
+
+  __device__ uint4& at(int m, int pass) const { return words[pass * kPassWords + place + m * 4]; }
+};
+
+// Norm weights of a lane's first passes, read before the activations are ready.
+inline constexpr int kPreloadedPasses = 2;
+
+template <typename T, int kRows, bool kVector>
+struct NormWords {
+  uint4 words[kPreloadedPasses];
+
+  __device__ void preload(const LinearArgs& args, const Slice<kRows>& slice) {
+#pragma unroll
+    for (int pass = 0; pass < kPreloadedPasses; ++pass) {
+      words[pass] = load_norm_weight<T, kVector>(
+          args.norm_weight, slice.first_column + pass * slice.column_stride, args.k);
+    }
+  }
+
+  __device__ uint4 get(const LinearArgs& args, const Slice<kRows>& slice, int pass) const {
+    if (pass == 0) return words[0];
+    if (pass == 1) return words[1];
+    return load_norm_weight<T, kVector>(args.norm_weight,
+                                        slice.first_column + pass * slice.column_stride, args.k);
+  }
+};
+
+// Sums of squares of the branch rows, for the norm that is applied to the branch before it is
+// added.
+template <typename T, int kRows, bool kVector>
+__device__ __forceinline__ void sum_branch(const LinearArgs& args, const Plan& plan,
+                                           PrologueScratch& scratch, const Slice<kRows>& slice) {
+  float sums[kRows] = {};
+#pragma unroll 1
+  for (int pass = 0; pass < slice.passes; ++pass) {
+    const int column = slice.first_column + pass * slice.column_stride;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      float branch[kLaneElements] = {};
+      if (m < args.m)
+        load_columns<T, kVector>(args.branch, m * args.branch_stride, column, args.k, branch);
+      sums[m] += square_sum(branch);
+    }
+  }
+  publish_sums<kRows>(sums, scratch.branch_sums);
+  __syncthreads();
+}
+
+// r' = round(x + branch) of one thread's columns of one row; with branch_norm, the branch is normed
+// first.
+template <typename T, bool kVector>
+__device__ __forceinline__ void add_branch(const LinearArgs& args, const Plan& plan,
+                                           const PrologueScratch& scratch, int m, int column,
+                                           float (&values)[kLaneElements]) {
+  float branch[kLaneElements];
+  load_columns<T, kVector>(args.branch, m * args.branch_stride, column, args.k, branch);
+  if (args.branch_norm_kind != kNoNorm) {
+    const uint4 weight = load_norm_weight<T, kVector>(args.branch_norm_weight, column, args.k);
+    apply_norm<T>(branch, row_scale(scratch.branch_sums[m], plan, args.branch_norm_eps), weight,
+                  args.branch_norm_weight != nullptr, args.branch_norm_kind);
+  }
+#pragma unroll
+  for (int i = 0; i < kLaneElements; ++i) values[i] += branch[i];
+  round_to<T>(values);
+  if (args.residual_out != nullptr && blockIdx.x == 0) {
+    store_columns<T, kVector>(args.residual_out, m * args.residual_out_stride, column, args.k,
+                              values);
+  }
+}
+
+// x of every row, each lane its own columns, into shared memory: all loads in flight at once.
+template <typename T, int kRows, bool kVector>
+__device__ __forceinline__ void fetch_rows(const LinearArgs& args, const Slice<kRows>& slice) {
+#pragma unroll 1
+  for (int pass = 0; pass < slice.passes; ++pass) {
+    const int column = slice.first_column + pass * slice.column_stride;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      const bool inside = m < args.m && column < args.k;
+      if constexpr (kVector) {
+        const T* source = static_cast<const T*>(args.x) + (inside ? m * args.x_stride + column : 0);
+        copy_async(&slice.at(m, pass), source, inside ? 16 : 0);
+      } else {
+        slice.at(m, pass) =
+            load_words<T, false>(args.x, m * args.x_stride, column, inside ? args.k : 0);
+      }
+    }
+  }
+  if constexpr (kVector) {
+    commit_copies();
+    wait_copies<0>();
+  }
+}
+
+// x' of every row, each lane its own columns, into shared memory.
+template <typename T, int kRows, bool kVector>
+__device__ __forceinline__ void prepare_rows(const LinearArgs& args, const Plan& plan,
+                                             PrologueScratch& scratch, const Slice<kRows>& slice,
+                                             const NormWords<T, kRows, kVector>& norm_words) {
+  fetch_rows<T, kRows, kVector>(args, slice);
+  if (args.branch == nullptr && args.norm_kind == kNoNorm) return;
+  if (args.branch_norm_kind != kNoNorm) sum_branch<T, kRows, kVector>(args, plan, scratch, slice);
+  float sums[kRows] = {};
+#pragma unroll 1
+  for (int pass = 0; pass < slice.passes; ++pass) {
+    const int column = slice.first_column + pass * slice.column_stride;
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      float values[kLaneElements];
+      unpack<T>(slice.at(m, pass), values);
+      if (args.branch != nullptr && m < args.m) {
+        add_branch<T, kVector>(args, plan, scratch, m, column, values);
+        slice.at(m, pass) = pack<T>(values);
+      }
+      sums[m] += square_sum(values);
+    }
+  }
+  if (args.norm_kind == kNoNorm) return;
+  publish_sums<kRows>(sums, scratch.sums);
+  __syncthreads();
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) sums[m] = row_scale(scratch.sums[m], plan, args.norm_eps);
+#pragma unroll 1
+  for (int pass = 0; pass < slice.passes; ++pass) {
+    const uint4 weight = norm_words.get(args, slice, pass);
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      float values[kLaneElements];
+      unpack<T>(slice.at(m, pass), values);
+      apply_norm<T>(values, sums[m], weight, args.norm_weight != nullptr, args.norm_kind);
+      slice.at(m, pass) = pack<T>(values);
+    }
+  }
+}
+
+}  // namespace flashrt
