@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import torch
 
-
 LARGEST = sys.float_info.max
 
 
