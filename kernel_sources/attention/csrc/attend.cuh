@@ -129,8 +129,8 @@ struct RowJob {
     source = first + head * strides[2];
     weight = static_cast<const T*>(is_key ? p.k_weight : p.q_weight);
     if (weight != nullptr && p.rows.over_all) weight += head * p.dim;
-    const int normed = p.rows.over_all ? heads : 1;
-    scope = NormScope<T>{first, strides[2], normed, 1.0f / static_cast<float>(normed * p.dim)};
+    scope = NormScope<T>{p.rows.over_all ? first : source, strides[2], p.rows.over_all ? heads : 1,
+                         is_key ? p.k_inverse_count : p.q_inverse_count};
     table_offset = p.table_rows > 0
                        ? min(slot, p.table_rows - 1) * p.table_strides[0]
                        : work.sequence * p.table_strides[0] + token * p.table_strides[1];

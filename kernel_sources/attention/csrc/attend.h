@@ -56,6 +56,7 @@ struct AttendParams {
   float* partial_ml;  // parts of the workspace
   float* partial_o;
   int partial_rows;   // B * T * H
+  float q_inverse_count, k_inverse_count;  // 1 / elements that a norm's mean runs over
 };
 
 // Bytes of a workspace, for any number of key/value heads. It starts zeroed and leaves zeroed counters.

@@ -82,6 +82,9 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   params.tiles = Divisor(tiles);
   params.step = Divisor(blocks);
   params.tile_rows = tile_rows;
+  const bool over_all = params.rows.over_all;
+  params.q_inverse_count = 1.0f / static_cast<float>((over_all ? params.heads : 1) * D);
+  params.k_inverse_count = 1.0f / static_cast<float>((over_all ? params.kv_heads : 1) * D);
   params.partial_rows = params.batch * params.tokens * params.heads;
   unsigned char* partials = static_cast<unsigned char*>(params.workspace) + kCounterBytes;
   params.partial_ml = reinterpret_cast<float*>(partials);
