@@ -157,60 +157,73 @@ def guarded(
     parametrisation), and whenever ``fast`` returns ``NotImplemented``.
     """
     intact = _intact(example)
-    enabled = torch.is_autocast_enabled
+    autocast = torch.is_autocast_enabled
+    grad = torch.is_grad_enabled
     argument = next(iter(list(inspect.signature(host.forward).parameters)[1:]), "")
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(argument)
         if (
-            not self.training
-            and isinstance(x, torch.Tensor)
-            and x.dtype in dtypes
-            and x.device.type == device
-            and not (x.requires_grad and torch.is_grad_enabled())
-            and not enabled(device)
-            and host_class(self) is host
-            and (not unary or _alone(args, kwargs))
-            and intact(self)
+            self.training
+            or not isinstance(x, torch.Tensor)
+            or x.dtype not in dtypes
+            or x.device.type != device
+            or autocast(device)
+            or not intact(self)
+            or (unary and len(args) + len(kwargs) > 1 and not _alone(args, kwargs))
         ):
-            if unary and x.dim() and x.stride(-1) != 1:
+            return host.forward(self, *args, **kwargs)
+        if unary:
+            if x.dim() and x.stride(-1) != 1:
                 x = x.contiguous()
+            args, kwargs = (x,), {}
+        if not grad():
+            result = fast(self, *args, **kwargs)
+        elif x.requires_grad:
+            result = NotImplemented
+        else:
             with torch.no_grad():
-                result = fast(self, x) if unary else fast(self, *args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return host.forward(self, *args, **kwargs)
+                result = fast(self, *args, **kwargs)
+        return host.forward(self, *args, **kwargs) if result is NotImplemented else result
 
     return forward
 
 
 def _alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has one argument, others being absent or None."""
-    if len(args) + len(kwargs) == 1:
-        return True
+    """Whether a call has one argument, the others being None."""
     return sum(a is not None for a in (*args, *kwargs.values())) == 1
 
 
 def _intact(example: nn.Module) -> Callable[[nn.Module], bool]:
-    """A check that the modules inside are still of the proven classes and carry no hook."""
-    parts = [
-        (name.split("."), host_class(module)) for name, module in example.named_modules() if name
-    ]
+    """A check that a module and those inside are of the proven classes and carry no own code.
+
+    Own code is a forward of the instance, or inside the region a hook.
+    """
+    order = {name: i for i, (name, _) in enumerate(example.named_modules())}
+    steps = []
+    for name, module in example.named_modules():
+        parent, _, child = name.rpartition(".")
+        if name:
+            steps.append((order[parent], child, host_class(module)))
+    host = host_class(example)
 
     def intact(self: nn.Module) -> bool:
-        for names, kind in parts:
-            part: Any = self
-            for name in names:
-                part = part._modules.get(name)
-                if part is None:
-                    return False
+        if host_class(self) is not host:
+            return False
+        found = [self]
+        for parent, name, kind in steps:
+            part = found[parent]._modules.get(name)
+            if part is None:
+                return False
+            own = part.__dict__
             if (
-                host_class(part) is not kind
-                or part._forward_hooks
-                or part._forward_pre_hooks
-                or "forward" in part.__dict__
+                (type(part) is not kind and host_class(part) is not kind)
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or "forward" in own
             ):
                 return False
+            found.append(part)
         return True
 
     return intact

@@ -227,9 +227,8 @@ def foreign_forward(region: Region, structure: Structure) -> str | None:
     """A forward set on an instance, or a hook inside the region, would no longer run."""
     for name, module in region.module.named_modules():
         if "forward" in vars(module):
-            return (
-                f"module {name or region.path!r} carries its own instance forward (offload hook?)"
-            )
+            where = name or region.path
+            return f"module {where!r} carries its own instance forward (a hook, or kernelize)"
         if name and (module._forward_hooks or module._forward_pre_hooks):
             return f"module {name!r} inside carries a forward hook, which would no longer fire"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class Settings:
         return f"precision={self.precision!r}, forward=model.{where}"
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """All decisions for one model, and what undoes them.
 
@@ -62,6 +63,11 @@ class Plan:
     captured: CapturedForward | None = None
     generation: GenerateDoor | None = None
     _model: weakref.ref[nn.Module] | None = None
+
+    def __repr__(self) -> str:
+        counts = Counter(type(row).__name__.lower() for row in self.decisions)
+        rows = ", ".join(f"{n} {kind}" for kind, n in counts.items())
+        return f"Plan({'attached' if self.attached else 'not attached'}: {rows})"
 
     @property
     def attached(self) -> bool:

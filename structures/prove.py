@@ -95,7 +95,10 @@ def _prove(
     device = torch.device("cpu")
     if size > ON_DEVICE:
         device = next(iter(parameters.values())).device
-    twin = Twin(module, device, shapes, SEED)
+    try:
+        twin = Twin(module, device, shapes, SEED)
+    except PROBE_ERRORS as error:
+        return Disproof(f"meaning: no copy to prove it on: {error}".splitlines()[0])
     draw = Draw(device, torch.float32, torch.Generator().manual_seed(SEED + 1))
     with tensors_made_on(device):
         for probe in structure.probes(spec, twin.module, draw):

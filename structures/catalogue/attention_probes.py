@@ -105,11 +105,11 @@ def visible(queries: int, keys: int, window: int | None, device: torch.device) -
 
 
 def meaning(spec: AttentionLike, width: int, draw: Draw) -> Iterator[Probe]:
-    """One token, five, more than the window; two starts; three scales; three masks; a cache."""
+    """One token, five, many, more than the window; two starts, three scales, masks, a cache."""
     longest = 5 if spec.window is None else min(spec.window, WIDEST_WINDOW) + 3
     for scale in (0.01, 1.0, 30.0):
         yield _probe(f"5 tokens, input scale {scale:g}", spec, (draw(1, 5, width, scale=scale),))
-    for tokens, start in ((1, 0), (longest, 0), (longest, 1000)):
+    for tokens, start in ((1, 0), (12, 0), (longest, 0), (longest, 1000)):
         label = f"{tokens} tokens from position {start}"
         yield _probe(label, spec, (draw(1, tokens, width),), start)
     chunks = (draw(1, longest, width), draw(1, 1, width), draw(1, 2, width))

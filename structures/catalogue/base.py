@@ -135,8 +135,6 @@ class Structure(ABC):
         multiplies: whether the region multiplies matrices; fp32 then stays with the host on CUDA.
         unary: whether the region is a function of one hidden-state tensor; calls with further
             arguments are then the host's.
-        binds_children: whether regions inside a bound one are bound too (for hosts that call
-            them directly); they get no rows of their own.
     """
 
     name: ClassVar[str]
@@ -146,7 +144,6 @@ class Structure(ABC):
     config_reads: ClassVar[frozenset[str]] = frozenset()
     multiplies: ClassVar[bool] = False
     unary: ClassVar[bool] = False
-    binds_children: ClassVar[bool] = False
 
     @abstractmethod
     def propose(self, region: Region, survey: Survey) -> Spec | tuple[Spec, ...] | Refusal | None:
@@ -175,10 +172,13 @@ class Structure(ABC):
         return {}
 
     def probes(self, spec: Any, module: nn.Module, draw: Draw) -> Iterator[Probe]:
-        """Calls of the meaning proof. Default: one hidden-state argument, T = 1 and 5, 3 scales."""
+        """Calls of the meaning proof. Default: one hidden-state tensor, T = 1, 5 and 12, 3 scales.
+
+        Twelve rows take the way of many rows.
+        """
         width = self.width(spec, module)
         for scale in (0.01, 1.0, 30.0):
-            for tokens in (1, 5):
+            for tokens in (1, 5, 12):
                 label = f"{tokens} tokens, input scale {scale:g}"
                 yield Probe(label, (draw(1, tokens, width, scale=scale),))
 

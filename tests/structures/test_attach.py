@@ -404,3 +404,14 @@ def test_one_layer_that_differs_by_its_index_is_refused() -> None:
     decisions = rows(structures.plan(host))
     assert [type(decisions[str(i)]) for i in range(4)] == [Bound, Bound, Refused, Bound]
     assert "here the host differs from its kind" in decisions["2"].reason
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    import threading
+
+    host = model()
+    host.first.act.lock = threading.Lock()
+    decisions = rows(structures.plan(host))
+    assert isinstance(decisions["first"], Refused)
+    assert "no copy to prove it on: cannot pickle" in decisions["first"].reason
+    assert isinstance(decisions["second"], Bound)
