@@ -1,9 +1,10 @@
 // Checks and times attend without torch. Build and run from kernel_sources/attention:
 //   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Icsrc -o /tmp/attend_bench \
 //       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench
-// Times are of CUDA graphs over rotating caches, so that every call reads its cache from memory. `alone` is a
-// chain of attend calls; `after a producer` is what a call adds to a chain of small kernels that write q, k
-// and v, which is how a decode step runs it. A failed check makes the exit status 1.
+// Times are of CUDA graphs over rotating caches, so that every call reads its cache from memory.
+// `alone` is a chain of attend calls; `after a producer` is what a call adds to a chain of small
+// kernels that write q, k and v, which is how a decode step runs it. A failed check makes the exit
+// status 1.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -21,13 +22,13 @@
 using flashrt::AttendParams;
 using bf16 = __nv_bfloat16;
 
-#define CHECK(call)                                                                     \
-  do {                                                                                  \
-    cudaError_t error_ = (call);                                                        \
-    if (error_ != cudaSuccess) {                                                        \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));       \
-      std::exit(2);                                                                     \
-    }                                                                                   \
+#define CHECK(call)                                                               \
+  do {                                                                            \
+    cudaError_t error_ = (call);                                                  \
+    if (error_ != cudaSuccess) {                                                  \
+      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_)); \
+      std::exit(2);                                                               \
+    }                                                                             \
   } while (0)
 
 struct Config {
@@ -39,7 +40,8 @@ struct Config {
 
 __global__ void fill(bf16* data, int64_t count, uint32_t seed, float spread, float centre) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += step) {
     uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) * 0xc2b2ae35u;
@@ -64,7 +66,8 @@ bf16* device_rows(int64_t count, uint32_t seed, float spread = 1.0f, float centr
   return data;
 }
 
-// One call's tensors; q, k and v lie one after the other in `qkv`, as a fused projection leaves them.
+// One call's tensors; q, k and v lie one after the other in `qkv`, as a fused projection leaves
+// them.
 struct Call {
   Config config;
   AttendParams params{};
@@ -96,14 +99,16 @@ struct Call {
     std::vector<int> lengths(c.batch, c.length);
     int* device_lengths = nullptr;
     CHECK(cudaMalloc(&device_lengths, c.batch * sizeof(int)));
-    CHECK(cudaMemcpy(device_lengths, lengths.data(), c.batch * sizeof(int), cudaMemcpyHostToDevice));
+    CHECK(
+        cudaMemcpy(device_lengths, lengths.data(), c.batch * sizeof(int), cudaMemcpyHostToDevice));
     p.lengths = device_lengths;
     make_tables();
     if (c.norm) {
       p.q_weight = device_rows(c.dim, 2, 0.3f, 1.0f);
       p.k_weight = device_rows(c.dim, 3, 0.3f, 1.0f);
     }
-    const int64_t bytes = flashrt::attend_workspace_bytes(c.batch, c.tokens, c.heads, c.dim, c.slots);
+    const int64_t bytes =
+        flashrt::attend_workspace_bytes(c.batch, c.tokens, c.heads, c.dim, c.slots);
     CHECK(cudaMalloc(&p.workspace, bytes));
     CHECK(cudaMemset(p.workspace, 0, bytes));
     CHECK(cudaMalloc(&p.out, tokens * c.heads * c.dim * sizeof(bf16)));
@@ -152,9 +157,12 @@ std::vector<float> to_host(const void* data, int64_t count) {
   return values;
 }
 
-double rounded(double value) { return __bfloat162float(__float2bfloat16(static_cast<float>(value))); }
+double rounded(double value) {
+  return __bfloat162float(__float2bfloat16(static_cast<float>(value)));
+}
 
-std::vector<double> reference_row(const Call& call, const float* x, const float* weight, int position) {
+std::vector<double> reference_row(const Call& call, const float* x, const float* weight,
+                                  int position) {
   const int dim = call.config.dim;
   std::vector<double> y(x, x + dim), z(dim);
   if (weight != nullptr) {
@@ -173,8 +181,8 @@ std::vector<double> reference_row(const Call& call, const float* x, const float*
 }
 
 // Largest error of `out` against fp64, over all rows.
-double largest_error(const Call& call, const std::vector<float>& out, const std::vector<float>& k_cache,
-                     const std::vector<float>& v_cache) {
+double largest_error(const Call& call, const std::vector<float>& out,
+                     const std::vector<float>& k_cache, const std::vector<float>& v_cache) {
   const Config& c = call.config;
   const int width = (c.heads + 2 * c.kv_heads) * c.dim, group = c.heads / c.kv_heads;
   const auto qkv = to_host(call.qkv, static_cast<int64_t>(c.batch) * c.tokens * width);
@@ -196,7 +204,8 @@ double largest_error(const Call& call, const std::vector<float>& out, const std:
       const size_t at = ((static_cast<size_t>(b) * c.kv_heads + g) * c.slots + slot) * c.dim;
       std::vector<double> key(&k_cache[at], &k_cache[at] + c.dim);
       if (fresh >= 0) {
-        key = reference_row(call, token + (c.heads + g) * c.dim, c.norm ? k_weight.data() : nullptr, slot);
+        key = reference_row(call, token + (c.heads + g) * c.dim, c.norm ? k_weight.data() : nullptr,
+                            slot);
       }
       double score = 0;
       for (int i = 0; i < c.dim; ++i) score += query[i] * key[i];
@@ -222,7 +231,8 @@ double largest_error(const Call& call, const std::vector<float>& out, const std:
 // Against fp64, with clusters against without, and replayed.
 bool check(const Config& config) {
   Call call(config);
-  const int64_t outs = static_cast<int64_t>(config.batch) * config.tokens * config.heads * config.dim;
+  const int64_t outs =
+      static_cast<int64_t>(config.batch) * config.tokens * config.heads * config.dim;
   bf16* k_cache = device_rows(call.cache_elements, 4);
   bf16* v_cache = device_rows(call.cache_elements, 5);
   const auto k_before = to_host(k_cache, call.cache_elements);
@@ -279,15 +289,17 @@ double time_graph(int count, const std::function<void(int, cudaStream_t)>& step)
 
 void time_config(const Config& config) {
   Call call(config);
-  const double live_bytes = 2.0 * config.batch * config.kv_heads * (config.length + 1.0) * config.dim * 2;
+  const double live_bytes =
+      2.0 * config.batch * config.kv_heads * (config.length + 1.0) * config.dim * 2;
   const int64_t budget = 40ll << 30;
-  const int64_t caches = std::max<int64_t>(
-      2, std::min<int64_t>({256, static_cast<int64_t>(3e8 / live_bytes) + 1,
-                            budget / (4 * call.cache_elements)}));
+  const int64_t caches =
+      std::max<int64_t>(2, std::min<int64_t>({256, static_cast<int64_t>(3e8 / live_bytes) + 1,
+                                              budget / (4 * call.cache_elements)}));
   const int count = static_cast<int>(std::max<int64_t>(caches, 36) / caches * caches);
   bf16* k_caches = device_rows(caches * call.cache_elements, 4);
   bf16* v_caches = device_rows(caches * call.cache_elements, 5);
-  const int width = (config.heads + 2 * config.kv_heads) * config.dim * config.batch * config.tokens;
+  const int width =
+      (config.heads + 2 * config.kv_heads) * config.dim * config.batch * config.tokens;
   const auto attend = [&](int i, cudaStream_t stream) {
     AttendParams params = call.params;
     params.k_cache = k_caches + i % caches * call.cache_elements;
@@ -300,7 +312,8 @@ void time_config(const Config& config) {
                           reinterpret_cast<uint4*>(call.qkv), width / 8));
   };
   const double producers = time_graph(count, producer);
-  std::printf("%-34s S %5d live %5d T %d:", config.name, config.slots, config.length, config.tokens);
+  std::printf("%-34s S %5d live %5d T %d:", config.name, config.slots, config.length,
+              config.tokens);
   for (const bool clusters : {true, false}) {
     for (const bool history_static : {true, false}) {
       call.params.use_clusters = clusters;
@@ -332,7 +345,8 @@ int main() {
            Config{"4 tokens across an edge", 1, 4, 32, 8, 128, 2048, 1022, 0, true, false, 0},
            Config{"8 sequences", 8, 1, 16, 8, 64, 512, 200, 0, true, false, 0},
            Config{"8 tokens, one key head", 1, 8, 8, 1, 128, 512, 121, 0, true, false, 0},
-           Config{"window, soft cap, interleaved", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true, 30},
+           Config{"window, soft cap, interleaved", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true,
+                  30},
            Config{"dim 80", 1, 1, 32, 32, 80, 512, 400, 0, false, false, 0},
            Config{"dim 96", 1, 2, 32, 8, 96, 512, 400, 0, false, true, 0},
            Config{"dim 192", 1, 1, 16, 4, 192, 2048, 1500, 0, false, false, 0},

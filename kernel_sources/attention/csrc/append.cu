@@ -1,6 +1,5 @@
 // One warp a row: its key, then its value.
 #include "append.h"
-
 #include "common/launch.h"
 #include "common/pdl.cuh"
 
@@ -24,13 +23,14 @@ __global__ void __launch_bounds__(32 * kWarps)
   wait_for_inputs();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= p.batch * p.tokens * p.kv_heads) return;
-  const int64_t g = row % p.kv_heads, t = row / p.kv_heads % p.tokens, b = row / p.kv_heads / p.tokens;
+  const int64_t g = row % p.kv_heads, t = row / p.kv_heads % p.tokens,
+                b = row / p.kv_heads / p.tokens;
   const int64_t slot = max(p.lengths[b], 0) + t;
   if (slot >= p.slots) return;
-  const auto source = [&](const void* base, const int64_t(&s)[3]) {
+  const auto source = [&](const void* base, const int64_t (&s)[3]) {
     return static_cast<const char*>(base) + (b * s[0] + t * s[1] + g * s[2]) * bytes;
   };
-  const auto target = [&](void* base, const int64_t(&s)[3]) {
+  const auto target = [&](void* base, const int64_t (&s)[3]) {
     return static_cast<char*>(base) + (b * s[0] + g * s[1] + slot * s[2]) * bytes;
   };
   const int units = p.dim * bytes / static_cast<int>(sizeof(Unit)), lane = threadIdx.x % 32;
@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 }  // namespace
 
-cudaError_t append(const AppendParams& params, int element_bytes, bool vectors, cudaStream_t stream) {
+cudaError_t append(const AppendParams& params, int element_bytes, bool vectors,
+                   cudaStream_t stream) {
   const int64_t rows = params.batch * params.tokens * params.kv_heads;
   if (rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps)), block(32 * kWarps);

@@ -23,6 +23,7 @@ struct AppendParams {
 };
 
 // `element_bytes` is 2 or 4; `vectors` when every row of every tensor is whole 16-byte vectors.
-cudaError_t append(const AppendParams& params, int element_bytes, bool vectors, cudaStream_t stream);
+cudaError_t append(const AppendParams& params, int element_bytes, bool vectors,
+                   cudaStream_t stream);
 
 }  // namespace flashrt

@@ -27,8 +27,8 @@ struct AttendParams {
   const void* v;
   void* k_cache;  // [B, G, S, D]
   void* v_cache;
-  const int* lengths;   // [B]
-  const void* cos;      // [P, R] by slot, or [B, T, R]
+  const int* lengths;  // [B]
+  const void* cos;     // [P, R] by slot, or [B, T, R]
   const void* sin;
   const void* q_weight;  // [D] or [H * D], null without norm
   const void* k_weight;  // [D] or [G * D]
@@ -42,24 +42,25 @@ struct AttendParams {
   int64_t table_strides[2];  // of B and T; {row stride, 0} of a table by slot
   int table_rows;            // P of a table by slot, else 0
   int batch, tokens, heads, kv_heads, slots, dim;
-  int window;      // 0 without
+  int window;  // 0 without
   float scaling;
   float soft_cap;  // 0 without
   bool history_static;
   bool use_clusters;  // allowed; the launcher decides
   RowSettings rows;
   // Filled in by the launcher.
-  Divisor group;  // H / G
-  Divisor tiles;  // of 8 rows, for the T * H / G rows of a key head
-  Divisor step;   // blocks along x
-  int tile_rows;  // rows of a tile in shared memory
+  Divisor group;      // H / G
+  Divisor tiles;      // of 8 rows, for the T * H / G rows of a key head
+  Divisor step;       // blocks along x
+  int tile_rows;      // rows of a tile in shared memory
   float* partial_ml;  // parts of the workspace
   float* partial_o;
-  int partial_rows;   // B * T * H
+  int partial_rows;                        // B * T * H
   float q_inverse_count, k_inverse_count;  // 1 / elements that a norm's mean runs over
 };
 
-// Bytes of a workspace, for any number of key/value heads. It starts zeroed and leaves zeroed counters.
+// Bytes of a workspace, for any number of key/value heads. It starts zeroed and leaves zeroed
+// counters.
 int64_t attend_workspace_bytes(int batch, int tokens, int heads, int dim, int slots);
 
 cudaError_t attend_bf16(const AttendParams& params, cudaStream_t stream);

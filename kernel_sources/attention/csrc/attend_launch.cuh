@@ -9,9 +9,10 @@ namespace flashrt {
 
 constexpr int kMaxSharedWithoutOptIn = 48 * 1024;
 
-// Launch in clusters of `cluster_blocks` (1: none), dependent launch allowed where the device knows how.
-inline cudaError_t launch_attend(void (*kernel)(AttendParams), const AttendParams& params, dim3 grid,
-                                 int cluster_blocks, int shared_bytes, bool dependent,
+// Launch in clusters of `cluster_blocks` (1: none), dependent launch allowed where the device knows
+// how.
+inline cudaError_t launch_attend(void (*kernel)(AttendParams), const AttendParams& params,
+                                 dim3 grid, int cluster_blocks, int shared_bytes, bool dependent,
                                  cudaStream_t stream) {
   cudaLaunchAttribute attributes[2] = {};
   int count = 0;
@@ -69,8 +70,9 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
 
   // Code from PTX older than sm_90 has no clusters, on whatever device it runs.
   const int cluster_bytes = SharedLayout<T, D>(tile_rows, params.tokens, true).total;
-  const bool clusters = params.use_clusters && device.major >= 9 && function.ptxVersion >= 90 &&
-                        cluster_bytes + static_cast<int>(function.sharedSizeBytes) <= device.max_shared;
+  const bool clusters =
+      params.use_clusters && device.major >= 9 && function.ptxVersion >= 90 &&
+      cluster_bytes + static_cast<int>(function.sharedSizeBytes) <= device.max_shared;
   const int shared_bytes =
       clusters ? cluster_bytes : SharedLayout<T, D>(tile_rows, params.tokens, false).total;
   const int unit = clusters ? kFanIn : 1;  // blocks that a split of the slots takes at least
@@ -98,7 +100,8 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
   }
   const dim3 grid(blocks, params.kv_heads, params.batch * tiles);
-  return launch_attend(attend_kernel<T, D>, params, grid, unit, shared_bytes, device.major >= 9, stream);
+  return launch_attend(attend_kernel<T, D>, params, grid, unit, shared_bytes, device.major >= 9,
+                       stream);
 }
 
 template <typename T>

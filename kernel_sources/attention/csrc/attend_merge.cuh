@@ -1,10 +1,11 @@
 // Merging partial softmax results in one fixed order, whoever computed them.
 //
-// A partial of a query row over some slots is (m, l, o): the largest score m in units of log2, l = sum of
-// exp2(s - m), o = sum of exp2(s - m) v. Partials merge in a tree fixed by slot numbers alone:
+// A partial of a query row over some slots is (m, l, o): the largest score m in units of log2, l =
+// sum of exp2(s - m), o = sum of exp2(s - m) v. Partials merge in a tree fixed by slot numbers
+// alone:
 //   8 tiles of 16 slots -> a split of 128;  8 splits -> a super of 1024;  all supers -> the row
-// each level as M = max m_j, then sum over j in order of exp2(m_j - M) * o_j. A partial without live slots
-// (m = -inf) is skipped, so that it cannot change a bit.
+// each level as M = max m_j, then sum over j in order of exp2(m_j - M) * o_j. A partial without
+// live slots (m = -inf) is skipped, so that it cannot change a bit.
 #pragma once
 
 #include <cmath>
@@ -52,7 +53,8 @@ __device__ __forceinline__ Partial merge(const float2* ml, int ml_stride, const 
   float maximum = -INFINITY;
 #pragma unroll
   for (int j = 0; j < kFanIn; ++j) {
-    const int at = min(max(j, first), last);  // loads without a branch; one that is not asked for is empty
+    const int at =
+        min(max(j, first), last);  // loads without a branch; one that is not asked for is empty
     ml_of[j] = load_partial<kGlobal>(ml + at * ml_stride);
     o_of[j] = load_partial<kGlobal>(o + at * o_stride);
     if (at != j) ml_of[j].x = -INFINITY;
@@ -78,7 +80,8 @@ struct PartialStore {
   }
 };
 
-__device__ __forceinline__ float largest_score(const PartialStore& store, int row, int first, int last) {
+__device__ __forceinline__ float largest_score(const PartialStore& store, int row, int first,
+                                               int last) {
   float maximum = -INFINITY;
   for (int part = first; part <= last; ++part) {
     maximum = fmaxf(maximum, __ldcg(&store.ml[static_cast<int64_t>(part) * store.rows + row]).x);
@@ -87,8 +90,8 @@ __device__ __forceinline__ float largest_score(const PartialStore& store, int ro
 }
 
 // The row from its supers [first, last], each one part.
-__device__ __forceinline__ Partial merge_supers(const PartialStore& store, int row, int pair, int first,
-                                                int last) {
+__device__ __forceinline__ Partial merge_supers(const PartialStore& store, int row, int pair,
+                                                int first, int last) {
   Partial sum = empty_partial(largest_score(store, row, first, last));
 #pragma unroll 4
   for (int part = first; part <= last; ++part) {
@@ -100,8 +103,8 @@ __device__ __forceinline__ Partial merge_supers(const PartialStore& store, int r
 }
 
 // The row from its splits [first, last], each one part: the same tree.
-__device__ __forceinline__ Partial merge_splits(const PartialStore& store, int row, int pair, int first,
-                                                int last) {
+__device__ __forceinline__ Partial merge_splits(const PartialStore& store, int row, int pair,
+                                                int first, int last) {
   Partial sum = empty_partial(largest_score(store, row, first, last));
   for (int super = first / kFanIn; super <= last / kFanIn; ++super) {
     const int64_t at = static_cast<int64_t>(super) * kFanIn * store.rows + row;

@@ -1,10 +1,12 @@
 // One warp's share of attention: 16 consecutive slots against up to 8 query rows, on tensor cores.
 //
-// Keys are the 16-row operand and query rows the 8 columns, so that a column's bits do not depend on the
-// other columns. Both operands of a product may be permuted alike along the summed dim; the orders below
-// let every lane load 16 contiguous bytes of the host's own rows straight into its fragment:
+// Keys are the 16-row operand and query rows the 8 columns, so that a column's bits do not depend
+// on the other columns. Both operands of a product may be permuted alike along the summed dim; the
+// orders below let every lane load 16 contiguous bytes of the host's own rows straight into its
+// fragment:
 //   scores   lane (r, c) holds elements 8c..8c+7 of each 32-element step of slots r and r + 8
-//   output   lane (r, c) holds elements 8r..8r+7 of each 64-element step of slots 2c, 2c+1, 2c+8, 2c+9
+//   output   lane (r, c) holds elements 8r..8r+7 of each 64-element step of slots 2c, 2c+1, 2c+8,
+//   2c+9
 // with r = lane / 4 and c = lane % 4.
 #pragma once
 
@@ -15,8 +17,8 @@
 
 namespace flashrt {
 
-constexpr int kTile = 16;      // slots a warp takes at a time
-constexpr int kTileRows = 8;   // query rows of a block
+constexpr int kTile = 16;     // slots a warp takes at a time
+constexpr int kTileRows = 8;  // query rows of a block
 
 template <int D>
 constexpr int kSteps = (D + 31) / 32;
@@ -40,8 +42,8 @@ struct ValueTile {
   uint32_t words[4][D / 16];
 };
 
-// History rows of one (sequence, key head). Slots outside [first, last] are read as the nearest one inside,
-// and masked later: what lies beyond the live rows is never touched.
+// History rows of one (sequence, key head). Slots outside [first, last] are read as the nearest one
+// inside, and masked later: what lies beyond the live rows is never touched.
 template <typename T>
 struct CacheRows {
   const T* rows;
@@ -74,24 +76,28 @@ __device__ __forceinline__ int value_slot(int n, int lane) {
   return 2 * (lane % 4) + n % 2 + 8 * (n / 2);
 }
 
-// A lane's words of one value row, r = lane / 4. Rows of the cache are read as history, others as inputs.
+// A lane's words of one value row, r = lane / 4. Rows of the cache are read as history, others as
+// inputs.
 template <typename T, int D, bool kHistory>
 __device__ __forceinline__ void load_value_row(uint32_t (&words)[D / 16], const T* row, int r) {
 #pragma unroll
   for (int step = 0; step < D / 64; ++step) {
-    load_words<kHistory>(reinterpret_cast<uint32_t(&)[4]>(words[4 * step]), row + 64 * step + 8 * r);
+    load_words<kHistory>(reinterpret_cast<uint32_t (&)[4]>(words[4 * step]),
+                         row + 64 * step + 8 * r);
   }
   if constexpr (D % 64 >= 32) {
-    load_words<kHistory>(reinterpret_cast<uint32_t(&)[2]>(words[D / 64 * 4]), row + D / 64 * 64 + 4 * r);
+    load_words<kHistory>(reinterpret_cast<uint32_t (&)[2]>(words[D / 64 * 4]),
+                         row + D / 64 * 64 + 4 * r);
   }
   if constexpr (D % 32 == 16) {
-    load_words<kHistory>(reinterpret_cast<uint32_t(&)[1]>(words[D / 16 - 1]), row + D - 16 + 2 * r);
+    load_words<kHistory>(reinterpret_cast<uint32_t (&)[1]>(words[D / 16 - 1]),
+                         row + D - 16 + 2 * r);
   }
 }
 
 template <typename T, int D>
-__device__ __forceinline__ void load_values(ValueTile<D>& tile, const CacheRows<T>& cache, int slot0,
-                                            int lane) {
+__device__ __forceinline__ void load_values(ValueTile<D>& tile, const CacheRows<T>& cache,
+                                            int slot0, int lane) {
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     load_value_row<T, D, true>(tile.words[n], cache.at(slot0 + value_slot(n, lane)), lane / 4);
@@ -115,10 +121,11 @@ __device__ __forceinline__ void clear(KeyTile<D>& keys, ValueTile<D>& values) {
   for (int i = 0; i < 4 * (D / 16); ++i) (&values.words[0][0])[i] = 0;
 }
 
-// Replace the keys of slots [length, length + tokens) by this call's own, prepared in shared memory.
+// Replace the keys of slots [length, length + tokens) by this call's own, prepared in shared
+// memory.
 template <typename T, int D>
-__device__ __forceinline__ void insert_keys(KeyTile<D>& keys, const T* new_keys, int slot0, int length,
-                                            int tokens, int lane) {
+__device__ __forceinline__ void insert_keys(KeyTile<D>& keys, const T* new_keys, int slot0,
+                                            int length, int tokens, int lane) {
   const int r = lane / 4, c = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -140,8 +147,9 @@ __device__ __forceinline__ void insert_keys(KeyTile<D>& keys, const T* new_keys,
 
 // The same for values, from this call's own input.
 template <typename T, int D>
-__device__ __forceinline__ void insert_values(ValueTile<D>& values, const T* new_values, int64_t stride,
-                                              int slot0, int length, int tokens, int lane) {
+__device__ __forceinline__ void insert_values(ValueTile<D>& values, const T* new_values,
+                                              int64_t stride, int slot0, int length, int tokens,
+                                              int lane) {
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const int token = slot0 + value_slot(n, lane) - length;
@@ -170,7 +178,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4], const KeyTile<
   for (int i = 0; i < 4; ++i) scores[i] += odd[i];
 }
 
-// Slots that the queries of a lane's columns see: (position - window, position]; none at position -1.
+// Slots that the queries of a lane's columns see: (position - window, position]; none at position
+// -1.
 struct Columns {
   int position[2];
   int window;
@@ -195,8 +204,8 @@ struct Columns {
   }
 };
 
-// Weights exp2(s - max) of a tile, rounded to T and laid out as the value product's columns, and per row
-// (columns 2c and 2c + 1) their maximum and sum.
+// Weights exp2(s - max) of a tile, rounded to T and laid out as the value product's columns, and
+// per row (columns 2c and 2c + 1) their maximum and sum.
 struct TileWeights {
   uint32_t words[2];
   float maximum[2];
@@ -239,7 +248,8 @@ __device__ __forceinline__ TileWeights soften(float (&scores)[4], const Columns&
   return result;
 }
 
-// {element e row 2c, e row 2c + 1, e + 1 row 2c, e + 1 row 2c + 1} of the two elements word `word` holds.
+// {element e row 2c, e row 2c + 1, e + 1 row 2c, e + 1 row 2c + 1} of the two elements word `word`
+// holds.
 template <typename T, int D>
 __device__ __forceinline__ void multiply_word(float (&o)[4], const ValueTile<D>& values, int word,
                                               const TileWeights& weights) {
@@ -251,8 +261,8 @@ __device__ __forceinline__ void multiply_word(float (&o)[4], const ValueTile<D>&
                  weights.words[1]);
 }
 
-// out[row][d] = sum over the tile's slots of weight * value, for an even number of rows that covers `rows`,
-// into shared memory.
+// out[row][d] = sum over the tile's slots of weight * value, for an even number of rows that covers
+// `rows`, into shared memory.
 template <typename T, int D>
 __device__ __forceinline__ void multiply_values(float* out, const ValueTile<D>& values,
                                                 const TileWeights& weights, int rows, int lane) {

@@ -10,7 +10,8 @@ namespace {
 constexpr int kWarps = 8;
 
 template <typename T, int N>
-__global__ void __launch_bounds__(32 * kWarps) norm_rope_kernel(const __grid_constant__ NormRopeParams p) {
+__global__ void __launch_bounds__(32 * kWarps)
+    norm_rope_kernel(const __grid_constant__ NormRopeParams p) {
   launch_dependents();
   wait_for_inputs();
   __shared__ __align__(16) T scratch[kWarps][32 * N];
@@ -35,7 +36,8 @@ __global__ void __launch_bounds__(32 * kWarps) norm_rope_kernel(const __grid_con
     load_row<T, N>(x, first + head * strides[2], p.dim, lane);
     float mean = 0.0f;
     if (has_norm && !p.rows.over_all) {
-      mean = mean_square<T, N>(x, NormScope<T>{nullptr, 0, 1, 1.0f / static_cast<float>(p.dim)}, p.dim, lane);
+      mean = mean_square<T, N>(x, NormScope<T>{nullptr, 0, 1, 1.0f / static_cast<float>(p.dim)},
+                               p.dim, lane);
     } else if (has_norm) {
       mean = is_key ? k_mean : q_mean;
       if (mean < 0.0f) {
@@ -59,7 +61,8 @@ cudaError_t launch_type(const NormRopeParams& params, cudaStream_t stream) {
   if (params.dim <= 64) return launch(norm_rope_kernel<T, 2>, grid, block, 0, stream, params);
   if (params.dim <= 128) return launch(norm_rope_kernel<T, 4>, grid, block, 0, stream, params);
   if (params.dim <= 256) return launch(norm_rope_kernel<T, 8>, grid, block, 0, stream, params);
-  if (params.dim <= kMaxRowDim) return launch(norm_rope_kernel<T, 16>, grid, block, 0, stream, params);
+  if (params.dim <= kMaxRowDim)
+    return launch(norm_rope_kernel<T, 16>, grid, block, 0, stream, params);
   return cudaErrorInvalidValue;
 }
 

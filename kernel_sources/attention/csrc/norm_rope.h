@@ -14,8 +14,8 @@ constexpr int kMaxRowDim = 512;
 
 // Strides count elements of B, T and heads; the last dim is contiguous. Outputs are contiguous.
 struct NormRopeParams {
-  const void* q;  // [B, T, H, D], D even and at most kMaxRowDim
-  const void* k;  // [B, T, G, D]
+  const void* q;    // [B, T, H, D], D even and at most kMaxRowDim
+  const void* k;    // [B, T, G, D]
   const void* cos;  // [B, T, R], null without rotary
   const void* sin;
   const void* q_weight;  // [D] or [H * D], null without norm

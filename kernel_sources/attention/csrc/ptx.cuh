@@ -56,8 +56,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return result;
 }
 
-// Load 4, 2 or 1 aligned words. History is read once and never written while the kernel runs, and `volatile`
-// keeps its loads where they are written, before the wait; other rows are inputs of this call.
+// Load 4, 2 or 1 aligned words. History is read once and never written while the kernel runs, and
+// `volatile` keeps its loads where they are written, before the wait; other rows are inputs of this
+// call.
 template <bool kHistory>
 __device__ __forceinline__ void load_words(uint32_t (&w)[4], const void* pointer) {
   if constexpr (kHistory) {
@@ -117,8 +118,8 @@ __device__ __forceinline__ float tanh_fast(float x) {
   return 1.0f - __fdividef(2.0f, exp2_fast(x * 2.885390081777927f) + 1.0f);
 }
 
-// Cluster-wide barrier in two halves. A thread that has exited counts as arrived. `cluster_start` arrives
-// without ordering memory: it only says that this block runs.
+// Cluster-wide barrier in two halves. A thread that has exited counts as arrived. `cluster_start`
+// arrives without ordering memory: it only says that this block runs.
 __device__ __forceinline__ void cluster_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -135,8 +136,9 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// A barrier in shared memory that completes when one thread has called arrive_expecting() and as many bytes
-// have been stored by store_to_first(); then the next phase begins. Phases alternate parity, from 0.
+// A barrier in shared memory that completes when one thread has called arrive_expecting() and as
+// many bytes have been stored by store_to_first(); then the next phase begins. Phases alternate
+// parity, from 0.
 class ByteBarrier {
  public:
   // By one thread, before its cluster_start().
@@ -148,7 +150,8 @@ class ByteBarrier {
   }
   __device__ __forceinline__ void arrive_expecting(int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
+                 "r"(bytes)
                  : "memory");
 #endif
   }
@@ -173,7 +176,8 @@ class ByteBarrier {
         ".reg .b32 data, barrier;\n"
         "mapa.shared::cluster.u32 data, %0, 0;\n"
         "mapa.shared::cluster.u32 barrier, %1, 0;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [data], {%2, %3}, [barrier];\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [data], {%2, %3}, "
+        "[barrier];\n"
         "}" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(target))),
         "r"(address()), "f"(value.x), "f"(value.y)
         : "memory");

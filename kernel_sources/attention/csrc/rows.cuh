@@ -1,7 +1,7 @@
 // One head row by one warp: y = rotary(norm(x)).
 //
-//   norm    x * rsqrt(mean(x^2) + eps) * w          mean over the row, or over all heads of the token
-//   rotary  y[i] = x[i] cos[i] + partner(i) sin[i]  over the first `rotary_dim` elements;
+//   norm    x * rsqrt(mean(x^2) + eps) * w          mean over the row, or over all heads of the
+//   token rotary  y[i] = x[i] cos[i] + partner(i) sin[i]  over the first `rotary_dim` elements;
 //           partner is -x[i + R/2] / x[i - R/2] (half-split) or -x[i + 1] / x[i - 1] (interleaved)
 //
 // fp32 arithmetic, rounded to T after the norm and after the rotary, as hosts do.
@@ -77,8 +77,8 @@ __device__ __forceinline__ float sum_over_warp(float sum) {
   return sum;
 }
 
-// Where the mean of squares comes from: the row itself (heads = 1), or `heads` rows from `first` on,
-// `head_stride` elements apart.
+// Where the mean of squares comes from: the row itself (heads = 1), or `heads` rows from `first`
+// on, `head_stride` elements apart.
 template <typename T>
 struct NormScope {
   const T* first;
@@ -101,8 +101,8 @@ __device__ __forceinline__ void load_row(float (&x)[N], const T* source, int dim
 
 // mean(x^2) over the rows of `scope`, in the same order for the same rows; every lane gets it.
 template <typename T, int N>
-__device__ __forceinline__ float mean_square(const float (&x)[N], const NormScope<T>& scope, int dim,
-                                             int lane) {
+__device__ __forceinline__ float mean_square(const float (&x)[N], const NormScope<T>& scope,
+                                             int dim, int lane) {
   float sum = 0.0f;
   if (scope.heads == 1) {
 #pragma unroll

@@ -5,7 +5,7 @@ namespace flashrt {
 
 struct RowSettings {
   float eps;
-  int rotary_dim;      // 0 without rotary
+  int rotary_dim;  // 0 without rotary
   bool interleaved;
   bool zero_centered;  // scale by 1 + w
   bool over_all;       // the mean runs over all heads of the token

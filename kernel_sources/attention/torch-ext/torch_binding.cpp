@@ -1,4 +1,5 @@
-// Arguments of the `attention` ops, unpacked for the launchers. Checks are in torch-ext/attention/ops.py.
+// Arguments of the `attention` ops, unpacked for the launchers. Checks are in
+// torch-ext/attention/ops.py.
 #include "append.h"
 #include "attend.h"
 #include "common/row_tensor.h"
@@ -129,10 +130,10 @@ void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Te
   result.finish();
 }
 
-void norm_rope_out(const Tensor q_given, const Tensor k_given, const MaybeTensor cos, const MaybeTensor sin,
-                   const MaybeTensor q_weight, const MaybeTensor k_weight, double norm_eps,
-                   bool norm_zero_centered, bool norm_over_all, bool interleaved, Tensor q_out,
-                   Tensor k_out) {
+void norm_rope_out(const Tensor q_given, const Tensor k_given, const MaybeTensor cos,
+                   const MaybeTensor sin, const MaybeTensor q_weight, const MaybeTensor k_weight,
+                   double norm_eps, bool norm_zero_centered, bool norm_over_all, bool interleaved,
+                   Tensor q_out, Tensor k_out) {
   const DeviceGuard guard(q_given.get_device_index());
   const Tensor q = with_pairs(q_given), k = with_pairs(k_given);
   PairOutput q_result(q_out), k_result(k_out);
@@ -182,7 +183,8 @@ void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
   params.dim = static_cast<int>(k.size(3));
   const int bytes = static_cast<int>(element_bytes(element_type(k, "append")));
   bool vectors = params.dim * bytes % kVectorBytes == 0;
-  for (const Tensor& tensor : {k, v, static_cast<const Tensor&>(k_cache), static_cast<const Tensor&>(v_cache)}) {
+  for (const Tensor& tensor :
+       {k, v, static_cast<const Tensor&>(k_cache), static_cast<const Tensor&>(v_cache)}) {
     vectors = vectors && rows_aligned(tensor, kVectorBytes);
   }
   check_launch(append(params, bytes, vectors, current_stream(k)), "append");

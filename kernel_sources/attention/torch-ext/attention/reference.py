@@ -167,8 +167,10 @@ def masked_attention(
     if window > 0:
         sees &= slot > position - window
     seen = sees.any(1)[:, None, :, None]
-    keys = k_cache.float().masked_fill(~seen, 0.0)
-    values = v_cache.float().masked_fill(~seen, 0.0)
+    keys, values = (
+        cache.to(torch.float32, memory_format=torch.contiguous_format).masked_fill(~seen, 0.0)
+        for cache in (k_cache, v_cache)
+    )
 
     grouped = q.float().view(batch, tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2)
     scores = grouped.flatten(2, 3) @ keys.transpose(-1, -2) * scaling  # [B, G, T * H/G, S]
