@@ -40,11 +40,15 @@ class StaticState:
         self.eos = like.new_full((EOS_SLOTS,), NO_TOKEN, dtype=torch.int64)
 
     def begin(self, *, max_new: int, eos: Sequence[int]) -> None:
-        """Empty every row and set the stop conditions; values change in place."""
+        """Empty every row and set the stop conditions; values change in place.
+
+        More than ``EOS_SLOTS`` of ``eos`` are left to the caller to test.
+        """
         for tensor in (self.lengths, self.counts, self.tokens, self.report):
             tensor.zero_()
         self.max_new.fill_(max_new)
-        padded = [*eos, *[NO_TOKEN] * (EOS_SLOTS - len(eos))]
+        tested = eos if len(eos) <= EOS_SLOTS else ()
+        padded = [*tested, *[NO_TOKEN] * (EOS_SLOTS - len(tested))]
         self.eos.copy_(torch.tensor(padded, dtype=torch.int64))
 
     def generated(self, count: int, pad: int) -> torch.Tensor:

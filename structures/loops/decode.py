@@ -16,6 +16,7 @@ from ..plan import Plan, host_of
 from .decoder import DecoderSpec, read_decoder
 from .request import Request, read_request
 from .session import Session, Sessions
+from .step import BoundDecoder
 
 MAX_BATCH = 8  # rows of one fused kernel
 
@@ -41,7 +42,7 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
 
     Raises:
         ValueError: a size out of range, or a model that the loop cannot run; the text lists the
-            regions that are not bound and why.
+            regions that are not bound and why, or says that its rotary does not allow ``max_len``.
     """
     if max_len < 2:
         raise ValueError(f"decode_loop: max_len must be at least 2, got {max_len}")
@@ -52,6 +53,7 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     try:
         known = None if plan.generation is None else plan.generation.spec
         spec = known or read_decoder(host, plan)
+        BoundDecoder.of(host, spec, max_len=max_len, slots=max_len)
     except NotThisForm as reason:
         name = type(host).__name__
         raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None

@@ -31,6 +31,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class _Record:
+    order: list[int] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
     returned: list[torch.Tensor] = field(default_factory=list)
     arguments: list[dict[str, Any]] = field(default_factory=list)
@@ -40,8 +41,9 @@ class _Record:
 class _StandIn(nn.Module):
     """A layer that notes its arguments and returns random values."""
 
-    def __init__(self, layer: nn.Module, record: _Record) -> None:
+    def __init__(self, layer: nn.Module, index: int, record: _Record) -> None:
         super().__init__()
+        self._index = index
         self._names = inspect.signature(type(layer).forward)
         self._record = record
         for name, value in vars(layer).items():  # hosts read layer_type and the like from outside
@@ -54,6 +56,7 @@ class _StandIn(nn.Module):
         x = given["hidden_states"]
         generator = torch.Generator().manual_seed(len(self._record.hidden))
         out = torch.randn(x.shape, generator=generator)
+        self._record.order.append(self._index)
         self._record.hidden.append(x)
         self._record.arguments.append(given)
         self._record.returned.append(out)
@@ -147,7 +150,9 @@ def _run(twin: nn.Module, form: DecoderForm, *, start: int = 0, padding: int = 0
     record = _Record()
     base = twin.get_submodule(form.base)
     layers = base.get_submodule(form.layers)
-    stand_ins = nn.ModuleList(_StandIn(layer, record) for layer in layers.children())
+    stand_ins = nn.ModuleList(
+        _StandIn(layer, index, record) for index, layer in enumerate(layers.children())
+    )
     base._modules[form.layers] = stand_ins
     mask = torch.ones(1, TOKENS, dtype=torch.int64)
     mask[:, :padding] = 0
@@ -170,8 +175,8 @@ def _compare(
     twin: nn.Module, spec: DecoderSpec, record: _Record, *, start: int = 0, padding: int = 0
 ) -> None:
     base = twin.get_submodule(spec.form.base)
-    if len(record.hidden) != len(spec.layers):
-        raise NotThisForm(f"the host calls {len(record.hidden)} of {len(spec.layers)} layers")
+    if record.order != list(range(len(spec.layers))):
+        raise NotThisForm(f"of {len(spec.layers)} layers the host calls, in order, {record.order}")
     _agree("embedding", _embed(base, spec.embedding), record.hidden[0])
     for index in range(1, len(spec.layers)):
         if record.hidden[index] is not record.returned[index - 1]:

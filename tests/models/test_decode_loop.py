@@ -71,9 +71,7 @@ def test_a_row_stops_behind_an_end_token_and_is_padded() -> None:
     end = int(free[0, 6 + 4])
     wanted = host("llama", ids, mask, max_new_tokens=30, eos_token_id=[end, 98], pad_token_id=5)
     with loop_of("llama", batch_size=2) as loop:
-        tokens = loop.generate(
-            ids, max_new_tokens=30, eos_token_id=[end, 98], pad_token_id=5
-        )
+        tokens = loop.generate(ids, max_new_tokens=30, eos_token_id=[end, 98], pad_token_id=5)
         never = loop.generate(ids, max_new_tokens=30, eos_token_id=())
     assert torch.equal(tokens, wanted)
     assert torch.equal(never, free)

@@ -20,9 +20,19 @@ from flash_rt.structures.catalogue.decoder_layer import DecoderLayer
 from flash_rt.structures.discover import Candidate, Discovery
 from flash_rt.structures.region import Region
 
-DECODERS = (
-    "llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi3 smollm3 olmo2 granite".split()
-)
+DECODERS = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "smollm3",
+    "olmo2",
+    "granite",
+]
 BOTH = [Attention(), DecoderLayer()]
 
 
@@ -184,9 +194,7 @@ def applies(mutate: Any, attention: Any) -> bool:
 
 @pytest.mark.parametrize("mutate", IN_LAYER)
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_mutant_layer_is_refused(
-    name: str, mutate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutant_layer_is_refused(name: str, mutate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.shared(name)
     cls = type(model.model.layers[0])
     monkeypatch.setattr(cls, "forward", around(cls, mutate))

@@ -1,0 +1,264 @@
+"""``model.generate`` of an attached model: the loop's where it can be, else the host's and told."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import decoders
+import pytest
+import torch
+import zoo
+from decoders import host, model, prompt
+
+from flash_rt import structures
+
+
+@pytest.fixture
+def llama() -> Iterator[tuple[Any, Any]]:
+    """A model and its plan."""
+    plan = structures.attach(model("llama"))
+    yield model("llama"), plan
+    plan.detach()
+
+
+def notes(plan: Any) -> str:
+    return "\n".join(structures.explain(plan).notes)
+
+
+@pytest.mark.parametrize("name", decoders.DECODERS)
+def test_greedy_generate_is_the_hosts_and_runs_on_the_loop(name: str) -> None:
+    ids, mask = prompt(2, 19, padding=(13, 0))
+    wanted = host(name, ids, mask, max_new_tokens=15)
+    plan = structures.attach(model(name))
+    try:
+        assert torch.equal(host(name, ids, mask, max_new_tokens=15), wanted)
+        assert (plan.generation.looped, plan.generation.between) == (1, 0)
+        assert "greedy requests run on the decode loop (1 requests so far" in notes(plan)
+    finally:
+        plan.detach()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "granite"])
+def test_processors_run_between_steps(name: str) -> None:
+    ids, mask = prompt(2, 9, padding=(0, 4))
+    options: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 8, "eos_token_id": list(range(3, 50))},
+        {"bad_words_ids": [[5], [7, 8]]},
+        {"max_time": 1000.0},
+    ]
+    wanted = [host(name, ids, mask, max_new_tokens=12, **o) for o in options]
+    plan = structures.attach(model(name))
+    try:
+        for option, tokens in zip(options, wanted, strict=True):
+            assert torch.equal(host(name, ids, mask, max_new_tokens=12, **option), tokens)
+        assert plan.generation.between == len(options)
+    finally:
+        plan.detach()
+
+
+def test_a_stopping_criterion_sees_every_step(llama: tuple[Any, Any]) -> None:
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Counts(StoppingCriteria):
+        def __init__(self) -> None:
+            self.widths: list[int] = []
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            self.widths.append(input_ids.shape[1])
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 12)
+
+    criterion = Counts()
+    ids, mask = prompt(1, 7)
+    tokens = host(
+        "llama",
+        *(ids, mask),
+        max_new_tokens=30,
+        eos_token_id=None,
+        stopping_criteria=StoppingCriteriaList([criterion]),
+    )
+    assert tokens.shape == (1, 12)
+    assert criterion.widths == [8, 9, 10, 11, 12]
+    assert llama[1].generation.between == 1
+
+
+class Streamer:
+    def __init__(self) -> None:
+        self.puts: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.puts.append((tuple(value.shape), value.tolist()))
+
+    def end(self) -> None:
+        self.puts.append("end")
+
+
+@pytest.mark.parametrize("option", [{}, {"repetition_penalty": 1.3}])
+def test_a_streamer_gets_what_the_host_streams(option: dict[str, Any]) -> None:
+    ids, mask = prompt(1, 7)
+    theirs, ours = Streamer(), Streamer()
+    host("llama", ids, mask, max_new_tokens=9, streamer=theirs, **option)
+    plan = structures.attach(model("llama"))
+    host("llama", ids, mask, max_new_tokens=9, streamer=ours, **option)
+    assert plan.generation.looped + plan.generation.between == 1
+    plan.detach()
+    assert ours.puts == theirs.puts
+
+
+HOSTED: list[tuple[dict[str, Any], str]] = [
+    ({"do_sample": True}, "do_sample=True"),
+    ({"cache_implementation": "static"}, "cache_implementation='static'"),
+    ({"use_cache": False}, "use_cache=False"),
+    ({"num_beams": 2}, ""),
+    ({"return_dict_in_generate": True}, "return_dict_in_generate=True"),
+]
+
+
+@pytest.mark.parametrize(("option", "reason"), HOSTED)
+def test_what_the_loop_does_not_do_is_the_hosts(option: dict[str, Any], reason: str) -> None:
+    ids, mask = prompt(1, 7)
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(11)
+        result: Any = host("llama", ids, mask, max_new_tokens=9, **option)
+        tokens: torch.Tensor = getattr(result, "sequences", result)
+        return tokens
+
+    wanted = run()
+    plan = structures.attach(model("llama"))
+    try:
+        assert torch.equal(run(), wanted)
+        assert plan.generation.looped == 0
+        assert reason in notes(plan)
+    finally:
+        plan.detach()
+
+
+def test_a_cache_of_the_callers_is_filled_as_by_the_host(llama: tuple[Any, Any]) -> None:
+    from transformers import DynamicCache, StaticCache
+
+    attached, plan = llama
+    name = "cache" if "cache" in inspect.signature(attached.forward).parameters else None
+    ids, mask = prompt(1, 7)
+    for make in (
+        lambda: DynamicCache(config=attached.config),
+        lambda: StaticCache(config=attached.config, max_cache_len=32),
+    ):
+        cache = make()
+        tokens = host("llama", ids, mask, max_new_tokens=5, **{name or "past_key_values": cache})
+        assert int(cache.get_seq_length()) == 7 + 4
+        assert torch.equal(tokens, host("llama", ids, mask, max_new_tokens=5))
+    assert "the caller passed a cache" in notes(plan)
+
+
+def test_more_than_eight_rows_and_right_padding_are_the_hosts(llama: tuple[Any, Any]) -> None:
+    ids, mask = prompt(9, 4)
+    assert host("llama", ids, mask, max_new_tokens=3).shape == (9, 7)
+    ids, mask = prompt(2, 6)
+    mask[0, -2:] = 0
+    host("llama", ids, mask, max_new_tokens=3)
+    text = notes(llama[1])
+    assert "a batch of 9; the loop runs up to 8 rows" in text
+    assert "the attention mask is not padding on the left" in text
+    assert llama[1].generation.looped == 0
+
+
+def test_generate_inside_a_streamer_disturbs_neither(llama: tuple[Any, Any]) -> None:
+    ids, mask = prompt(1, 9)
+    other, other_mask = prompt(1, 4)
+    alone = host("llama", ids, mask, max_new_tokens=8)
+    inner = host("llama", other, other_mask, max_new_tokens=8)
+    found: list[torch.Tensor] = []
+
+    class Nested(Streamer):
+        def put(self, value: torch.Tensor) -> None:
+            if len(found) < 2:
+                found.append(host("llama", other, other_mask, max_new_tokens=8))
+
+    assert torch.equal(host("llama", ids, mask, max_new_tokens=8, streamer=Nested()), alone)
+    assert all(torch.equal(tokens, inner) for tokens in found)
+
+
+def test_pipeline_runs_on_the_loop() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    words = {f"w{i}": i for i in range(zoo.VOCAB)}
+    raw = Tokenizer(WordLevel(words, unk_token="w0"))
+    raw.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="w0", eos_token="w2", padding_side="left"
+    )
+
+    def answers() -> list[str]:
+        generator = pipeline("text-generation", model=model("llama"), tokenizer=tokenizer)
+        options: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
+        one = generator("w5 w6 w7", **options)
+        two = generator(["w5 w6 w7 w8", "w9"], batch_size=2, **options)
+        return [one[0]["generated_text"], *(t[0]["generated_text"] for t in two)]
+
+    wanted = answers()
+    plan = structures.attach(model("llama"))
+    try:
+        assert answers() == wanted
+        assert plan.generation.looped >= 2
+    finally:
+        plan.detach()
+
+
+def test_training_and_hooks_are_the_hosts(llama: tuple[Any, Any]) -> None:
+    attached, plan = llama
+    ids, mask = prompt(1, 7)
+    wanted = host("llama", ids, mask, max_new_tokens=5)
+    calls: list[int] = []
+    handle = attached.model.layers[0].mlp.register_forward_hook(lambda *a: calls.append(1))
+    assert torch.equal(host("llama", ids, mask, max_new_tokens=5), wanted)
+    assert len(calls) == 5
+    handle.remove()
+    attached.train()
+    try:
+        assert host("llama", ids, mask, max_new_tokens=5).shape == (1, 12)
+    finally:
+        attached.eval()
+    text = notes(plan)
+    assert "a forward hook is registered on model.layers.0.mlp" in text
+    assert "the model is in training mode" in text
+    assert plan.generation.looped == 1
+
+
+def test_detach_restores_generate_and_copies_are_hosts(llama: tuple[Any, Any]) -> None:
+    attached, plan = llama
+    cls = type(attached).__mro__
+    ids, mask = prompt(1, 7)
+    wanted = host("llama", ids, mask, max_new_tokens=5)
+    twin = copy.deepcopy(attached)
+    assert type(twin).generate is type(model("llama")).__mro__[2].generate
+    tokens = twin.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False)
+    assert torch.equal(tokens, wanted)
+    assert plan.generation.looped == 1
+    assert type(attached).__name__ == "LlamaForCausalLM"
+    plan.detach()
+    assert len(type(attached).__mro__) == len(cls) - 2
+    assert torch.equal(host("llama", ids, mask, max_new_tokens=5), wanted)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt2", "gpt_neox", "starcoder2", "falcon"])
+def test_other_decoders_generate_on_the_host_and_say_why(name: str) -> None:
+    animal: Any = zoo.shared(name)
+    ids, mask = prompt(1, 7)
+    arguments: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    wanted = animal.generate(ids, **arguments)
+    plan = structures.attach(animal)
+    try:
+        assert torch.equal(animal.generate(ids, **arguments), wanted)
+        assert "generate: the host's own code, because " in notes(plan)
+        with pytest.raises(ValueError, match="cannot run on the loop: "):
+            structures.decode_loop(animal, max_len=64)
+    finally:
+        plan.detach()
