@@ -45,8 +45,8 @@ class Twin:
         self._recording = False
         memo: dict[int, Any] = {}
         for name, parameter in module.named_parameters():
-            values = _draw(torch.Size(shapes.get(name, parameter.shape)), generator)
-            memo[id(parameter)] = nn.Parameter(values.to(device), requires_grad=False)
+            values = _draw(torch.Size(shapes.get(name, parameter.shape)), generator, device)
+            memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
         for buffer in module.buffers():
             kept = buffer.detach().to(device, copy=True)
             memo[id(buffer)] = kept.float() if kept.is_floating_point() else kept
@@ -93,14 +93,15 @@ class _Quiet:
     def __init_subclass__(cls, **kwargs: Any) -> None: ...
 
 
-def _draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def _draw(shape: torch.Size, generator: torch.Generator, device: torch.device) -> torch.Tensor:
     if len(shape) < 2:
-        return _normal(shape, generator).mul_(0.4).add_(0.7)
+        return _normal(shape, generator).mul_(0.4).add_(0.7).to(device)
     columns = shape[-1]
     rows = shape.numel() // max(1, columns)
     if shape.numel() <= LARGE:
-        return _normal(shape, generator).mul_(columns**-0.5)
-    values = _normal((7 * (rows - 1) + columns,), generator) * columns**-0.5
+        return _normal(shape, generator).mul_(columns**-0.5).to(device)
+    # Moved before it is spread: a copy of overlapping windows would be as large as it looks.
+    values = _normal((7 * (rows - 1) + columns,), generator).mul_(columns**-0.5).to(device)
     windows: torch.Tensor = values.as_strided((rows, columns), (7, 1))
     return windows.view(shape) if len(shape) == 2 else windows.reshape(shape)
 
