@@ -84,11 +84,13 @@ def compile_extension(extension: Extension, work: Path) -> Path:
     _write_if_changed(generated / "exports.map", f"{{ global: {init}; local: *; }};\n")
     _write_if_changed(work / "build.ninja", _ninja_file(extension, work))
     jobs = settings.MAX_JOBS.get()
-    command = [toolchain.find_program("ninja"), "-C", str(work), "-j", str(jobs)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    ninja = [toolchain.find_program("ninja"), "-C", str(work)]
+    result = subprocess.run([*ninja, "-j", str(jobs)], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         output = (result.stdout + result.stderr)[-8000:]
         raise BuildError(f"{extension.family.name}: build failed\n{output}")
+    # Libraries and objects of earlier sources: build.ninja no longer names them.
+    subprocess.run([*ninja, "-t", "cleandead"], capture_output=True, check=True)
     return work / f"{extension.identifier}.abi3.so"
 
 

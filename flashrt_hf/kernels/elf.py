@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 
 @dataclass(frozen=True)
 class Symbol:
@@ -39,6 +36,10 @@ def read(path: Path) -> SharedObject:
     Raises:
         ValueError: not an ELF file with a dynamic section; names the file.
     """
+    # Imported here: only builds and checks read shared objects, and only they need pyelftools.
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
     with path.open("rb") as file:
         try:
             elf = ELFFile(file)

@@ -60,6 +60,8 @@ def test_changed_source_is_compiled_again(copy):
     source.write_text(source.read_text().replace("2.0f", "3.0f"))
     assert builder.build_cuda(workspace, workspace.family("scale"), ["9.0a"]).action == "built"
     assert library(path).name != old
+    (work,) = (workspace.builds / "scale/.work").iterdir()
+    assert [p.name for p in work.glob("*.abi3.so")] == [library(path).name]
     assert check.check_variant(workspace.family("scale"), path).problems == []
 
 

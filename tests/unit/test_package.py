@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,39 @@ def test_import_is_light_and_names_are_lazy(source_environment):
     first, second = result.stdout.splitlines()
     assert first == "[] ['__version__', 'flashrt_hf', 'structures'] False"
     assert second == "flash_rt.structures"
+
+
+WITHOUT_BUILD_TOOLS = """
+import os, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("elftools", "ninja"):
+            raise ModuleNotFoundError(f"blocked: {name}", name=name)
+
+def no_build_tool(event, arguments):
+    if event == "subprocess.Popen" and os.path.basename(arguments[0]) in ("nvcc", "ninja"):
+        raise AssertionError(f"started {arguments[0]}")
+
+sys.meta_path.insert(0, Blocker())
+sys.addaudithook(no_build_tool)
+
+import flash_rt
+import torch
+from kernels import get_kernel
+
+norm = get_kernel("flashrt/norm", version=1, backend="cpu")
+print(norm.rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0).tolist())
+import flash_rt.flashrt_hf.cli, flash_rt.structures
+"""
+
+
+def test_kernels_run_without_what_builds_need(source_environment):
+    result = run(WITHOUT_BUILD_TOOLS, source_environment, ROOT / "src")
+    assert result.returncode == 0, result.stderr
+    ((first, second),) = json.loads(result.stdout)
+    assert first == pytest.approx(3 / 12.5**0.5, rel=1e-6)
+    assert second == pytest.approx(4 / 12.5**0.5, rel=1e-6)
 
 
 def test_unknown_name_is_an_attribute_error():
