@@ -1,0 +1,290 @@
+// attend_kernel, emulated, against fp64: outputs, cache, counters; with and without clusters and
+// with different numbers of blocks, which must give the same bits.
+#include "attend.cuh"
+#include "emulate.h"
+
+namespace flashrt {
+namespace {
+
+struct Case {
+  const char* name;
+  int batch, tokens, heads, kv_heads, slots;
+  std::vector<int> lengths;
+  int window;
+  int norm;  // 0 none, 1 head, 2 all heads
+  bool interleaved;
+  float soft_cap;
+  int rotary_dim;
+};
+
+uint32_t random_state = 1;
+float random_value() {
+  random_state = random_state * 1664525u + 1013904223u;
+  return static_cast<float>(random_state >> 8) / 8388608.0f - 1.0f;
+}
+
+template <typename T>
+double rounded(double value) {
+  return to_float(from_float<T>(static_cast<float>(value)));
+}
+
+template <typename T>
+std::vector<T> random_rows(size_t count, float spread = 1.0f, float centre = 0.0f) {
+  std::vector<T> values(count);
+  for (T& value : values) value = from_float<T>(centre + spread * random_value());
+  return values;
+}
+
+template <typename T, int D>
+class Check {
+ public:
+  explicit Check(const Case& c) : c_(c), group_(c.heads / c.kv_heads) {
+    const int tokens = c.batch * c.tokens;
+    q_ = random_rows<T>(tokens * c.heads * D);
+    k_ = random_rows<T>(tokens * c.kv_heads * D);
+    v_ = random_rows<T>(tokens * c.kv_heads * D);
+    k_before_ = random_rows<T>(static_cast<size_t>(c.batch) * c.kv_heads * c.slots * D);
+    v_before_ = random_rows<T>(k_before_.size());
+    q_weight_ = random_rows<T>(c.heads * D, 0.3f, 1.0f);
+    k_weight_ = random_rows<T>(c.kv_heads * D, 0.3f, 1.0f);
+    out_.resize(q_.size());
+    make_tables();
+    poison_dead_rows();
+    fill_params();
+  }
+
+  bool passes() {
+    bool good = true;
+    std::vector<T> first;
+    for (int run = 0; run < 6; ++run) {
+      launch(run % 2 == 0, run / 2 == 0 ? 1 : run / 2 == 1 ? 1000 : 3, run);
+      if (run == 0) first = out_;
+      good = expect(std::memcmp(first.data(), out_.data(), out_.size() * sizeof(T)) == 0,
+                    "bits differ") &&
+             good;
+      good = expect(cache_is_right(), "cache is wrong") && good;
+      const int* counters = reinterpret_cast<const int*>(workspace_.data());
+      good = expect(std::all_of(counters, counters + kCounters, [](int n) { return n == 0; }),
+                    "counters are left") &&
+             good;
+    }
+    const double error = largest_error();
+    good = expect(error < 0.01, "error is large") && good;
+    std::printf("%s: error %.1e, %s\n", c_.name, error, good ? "passed" : "FAILED");
+    return good;
+  }
+
+ private:
+  static bool expect(bool condition, const char* otherwise) {
+    if (!condition) std::printf("  %s\n", otherwise);
+    return condition;
+  }
+
+  size_t cache_at(int b, int g, int slot) const {
+    return ((static_cast<size_t>(b) * c_.kv_heads + g) * c_.slots + slot) * D;
+  }
+
+  void make_tables() {
+    const int width = c_.rotary_dim;
+    for (int slot = 0; slot < c_.slots; ++slot) {
+      for (int i = 0; i < width; ++i) {
+        const int frequency = c_.interleaved ? i / 2 : i % (width / 2);
+        const double angle = slot * std::pow(100.0, -2.0 * frequency / width);
+        cos_.push_back(static_cast<float>(std::cos(angle)));
+        sin_.push_back(static_cast<float>(std::sin(angle)));
+      }
+    }
+  }
+
+  void poison_dead_rows() {
+    for (int b = 0; b < c_.batch; ++b) {
+      const int length = c_.lengths[b];
+      const int oldest = c_.window ? std::max(0, length - c_.window + 1) : 0;
+      for (int row = 0; row < c_.kv_heads * c_.slots; ++row) {
+        const int slot = row % c_.slots;
+        if (slot >= oldest && slot < length) continue;
+        for (int i = 0; i < D; ++i) {
+          const size_t at = cache_at(b, row / c_.slots, slot) + i;
+          k_before_[at] = v_before_[at] = from_float<T>(NAN);
+        }
+      }
+    }
+  }
+
+  void fill_params() {
+    AttendParams& p = params_;
+    p.q = q_.data(), p.k = k_.data(), p.v = v_.data();
+    p.lengths = c_.lengths.data();
+    p.cos = cos_.data(), p.sin = sin_.data();
+    p.q_weight = c_.norm ? q_weight_.data() : nullptr;
+    p.k_weight = c_.norm ? k_weight_.data() : nullptr;
+    const int64_t heads[3] = {int64_t{1} * c_.tokens * c_.heads * D, c_.heads * D, D};
+    const int64_t keys[3] = {int64_t{1} * c_.tokens * c_.kv_heads * D, c_.kv_heads * D, D};
+    const int64_t cache[3] = {int64_t{1} * c_.kv_heads * c_.slots * D, int64_t{1} * c_.slots * D,
+                              D};
+    std::copy(heads, heads + 3, p.q_strides);
+    for (int64_t* strides : {p.k_strides, p.v_strides}) std::copy(keys, keys + 3, strides);
+    for (int64_t* strides : {p.k_cache_strides, p.v_cache_strides}) {
+      std::copy(cache, cache + 3, strides);
+    }
+    p.table_rows = c_.slots;
+    p.table_strides[0] = c_.rotary_dim;
+    p.batch = c_.batch, p.tokens = c_.tokens, p.heads = c_.heads, p.kv_heads = c_.kv_heads;
+    p.slots = c_.slots, p.dim = D;
+    p.window = c_.window ? c_.window : 2147483647;
+    p.soft_cap = c_.soft_cap;
+    p.scaling = static_cast<float>(scaling() * (c_.soft_cap == 0.0f ? 1.4426950408889634 : 1.0));
+    const bool all = c_.norm == 2;
+    p.rows = {1e-6f, c_.rotary_dim, c_.interleaved, false, all, true};
+    const int rows = c_.tokens * group_;
+    tiles_ = (rows + kTileRows - 1) / kTileRows;
+    p.group = Divisor(group_), p.tiles = Divisor(tiles_);
+    p.tile_rows = std::min(kTileRows, (rows + 1) / 2 * 2);
+    p.partial_rows = c_.batch * c_.tokens * c_.heads;
+    const int64_t sums = store_ml_bytes(p.partial_rows, c_.slots);
+    const int splits = (c_.slots + kSplit - 1) / kSplit;
+    workspace_.assign(kCounterBytes + sums + int64_t{4} * splits * p.partial_rows * D, 0xff);
+    std::memset(workspace_.data(), 0, kCounterBytes);
+    p.workspace = workspace_.data();
+    p.partial_ml = reinterpret_cast<float*>(workspace_.data() + kCounterBytes);
+    p.partial_o = reinterpret_cast<float*>(workspace_.data() + kCounterBytes + sums);
+    p.q_inverse_count = 1.0f / static_cast<float>((all ? c_.heads : 1) * D);
+    p.k_inverse_count = 1.0f / static_cast<float>((all ? c_.kv_heads : 1) * D);
+    p.out = out_.data();
+  }
+
+  double scaling() const { return 1.0 / std::sqrt(static_cast<double>(D)); }
+
+  // `share`: blocks, or clusters, that a key head gets at most.
+  void launch(bool clusters, int share, unsigned seed) {
+    const int unit = clusters ? kFanIn : 1;
+    const int units = (c_.slots + kSplit * unit - 1) / (kSplit * unit);
+    const int blocks = unit * std::min(share, units);
+    k_cache_ = k_before_, v_cache_ = v_before_;
+    std::fill(out_.begin(), out_.end(), from_float<T>(NAN));
+    params_.k_cache = k_cache_.data(), params_.v_cache = v_cache_.data();
+    params_.use_clusters = clusters;
+    params_.history_static = seed % 4 < 2;
+    params_.step = Divisor(blocks);
+    const int bytes = SharedLayout<T, D>(params_.tile_rows, c_.tokens, clusters).total;
+    emulate::run(
+        dim3(blocks, c_.kv_heads, c_.batch * tiles_), kThreads, unit, bytes,
+        [&] { attend_kernel<T, D>(params_); }, seed);
+  }
+
+  // Row `head` of `heads` rows at `token`, normed and rotated.
+  std::vector<double> prepared(const T* token, int heads, int head, const T* weight,
+                               int position) const {
+    const T* x = token + head * D;
+    std::vector<double> y(D);
+    for (int i = 0; i < D; ++i) y[i] = to_float(x[i]);
+    if (c_.norm) {
+      const bool all = c_.norm == 2;
+      double sum = 0;
+      for (int i = 0; i < (all ? heads * D : D); ++i) {
+        sum += std::pow(to_float(all ? token[i] : x[i]), 2.0);
+      }
+      const double rms = std::sqrt(sum / (all ? heads * D : D) + 1e-6);
+      for (int i = 0; i < D; ++i) {
+        y[i] = rounded<T>(y[i] / rms * to_float(weight[all ? head * D + i : i]));
+      }
+    }
+    std::vector<double> z = y;
+    for (int i = 0; i < c_.rotary_dim; ++i) {
+      const bool first = c_.interleaved ? i % 2 == 0 : i < c_.rotary_dim / 2;
+      const int distance = c_.interleaved ? 1 : c_.rotary_dim / 2;
+      const size_t at = static_cast<size_t>(position) * c_.rotary_dim + i;
+      z[i] = rounded<T>(y[i] * cos_[at] + (first ? -y[i + distance] : y[i - distance]) * sin_[at]);
+    }
+    return z;
+  }
+
+  bool cache_is_right() const {
+    const size_t row_bytes = D * sizeof(T);
+    for (int b = 0; b < c_.batch; ++b) {
+      for (int row = 0; row < c_.kv_heads * c_.slots; ++row) {
+        const int g = row / c_.slots, slot = row % c_.slots, t = slot - c_.lengths[b];
+        const size_t at = cache_at(b, g, slot);
+        if (t < 0 || t >= c_.tokens) {
+          if (std::memcmp(&k_cache_[at], &k_before_[at], row_bytes) != 0 ||
+              std::memcmp(&v_cache_[at], &v_before_[at], row_bytes) != 0) {
+            return false;
+          }
+          continue;
+        }
+        const size_t token = static_cast<size_t>(b * c_.tokens + t) * c_.kv_heads * D;
+        if (std::memcmp(&v_cache_[at], &v_[token + g * D], row_bytes) != 0) return false;
+        const auto key = prepared(&k_[token], c_.kv_heads, g, k_weight_.data(), slot);
+        for (int i = 0; i < D; ++i) {
+          const double error = std::fabs(key[i] - to_float(k_cache_[at + i]));
+          if (!(error <= 0.01 * (std::fabs(key[i]) + 0.1))) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  double largest_error() const {
+    double worst = 0;
+    for (int row = 0; row < c_.batch * c_.tokens * c_.heads; ++row) {
+      const int h = row % c_.heads, t = row / c_.heads % c_.tokens, b = row / c_.heads / c_.tokens;
+      const int g = h / group_, position = c_.lengths[b] + t;
+      const T* token = &q_[static_cast<size_t>(b * c_.tokens + t) * c_.heads * D];
+      const auto query = prepared(token, c_.heads, h, q_weight_.data(), position);
+      std::vector<double> o(D);
+      double sum = 0;
+      for (int slot = c_.window ? std::max(0, position - c_.window + 1) : 0; slot <= position;
+           ++slot) {
+        const size_t at = cache_at(b, g, slot);
+        double score = 0;
+        for (int i = 0; i < D; ++i) score += query[i] * to_float(k_cache_[at + i]);
+        score *= scaling();
+        if (c_.soft_cap > 0) score = c_.soft_cap * std::tanh(score / c_.soft_cap);
+        const double weight = std::exp(score);
+        sum += weight;
+        for (int i = 0; i < D; ++i) o[i] += weight * to_float(v_cache_[at + i]);
+      }
+      for (int i = 0; i < D; ++i) {
+        const double error =
+            std::fabs(o[i] / sum - to_float(out_[static_cast<size_t>(row) * D + i]));
+        worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+      }
+    }
+    return worst;
+  }
+
+  const Case c_;
+  const int group_;
+  int tiles_ = 0;
+  AttendParams params_{};
+  std::vector<T> q_, k_, v_, k_before_, v_before_, k_cache_, v_cache_, q_weight_, k_weight_, out_;
+  std::vector<float> cos_, sin_;
+  std::vector<unsigned char> workspace_;
+};
+
+template <typename T, int D>
+bool check(const Case& c) {
+  return Check<T, D>(c).passes();
+}
+
+int check_all() {
+  using bf16 = __nv_bfloat16;
+  bool good = true;
+  good &= check<bf16, 128>({"one token", 1, 1, 8, 2, 1024, {300}, 0, 1, false, 0, 128});
+  good &= check<__half, 64>({"empty cache", 1, 1, 8, 2, 200, {0}, 0, 1, false, 0, 64});
+  good &= check<bf16, 64>({"last slot", 1, 1, 8, 2, 130, {129}, 0, 2, true, 0, 20});
+  good &= check<bf16, 64>({"many supers", 1, 1, 8, 1, 6000, {5000}, 0, 0, false, 0, 64});
+  good &= check<bf16, 128>({"tokens over an edge", 1, 4, 8, 2, 2048, {1022}, 0, 1, false, 0, 128});
+  good &= check<bf16, 64>({"sequences", 3, 2, 8, 2, 1100, {1023, 5, 127}, 0, 1, false, 0, 64});
+  good &= check<bf16, 80>({"8 tokens of 5 heads", 1, 8, 5, 1, 300, {121}, 0, 0, true, 0, 24});
+  good &= check<bf16, 96>({"window", 1, 3, 3, 1, 1500, {1200}, 200, 0, false, 5, 96});
+  good &= check<__half, 192>({"no rotary", 1, 1, 7, 1, 300, {250}, 0, 0, false, 0, 0});
+  good &= check<bf16, 256>({"window of 1", 1, 2, 2, 1, 300, {200}, 1, 2, false, 0, 64});
+  good &= check<bf16, 256>({"long window", 1, 2, 8, 1, 4000, {3500}, 2300, 1, false, 30, 256});
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace flashrt
+
+int main() { return flashrt::check_all(); }
