@@ -30,7 +30,9 @@ class EmbeddingSpec(Spec):
 
     def scale_for(self, dtype: torch.dtype) -> float:
         """The factor in a model of ``dtype``."""
-        return torch.tensor(self.scale).to(dtype).item() if self.rounded else self.scale
+        return (
+            torch.tensor(self.scale, device="cpu").to(dtype).item() if self.rounded else self.scale
+        )
 
     def tables(self, base: nn.Module) -> torch.Tensor:
         """``[V, D]``."""

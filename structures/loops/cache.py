@@ -49,7 +49,7 @@ class StaticState:
         self.max_new.fill_(max_new)
         tested = eos if len(eos) <= EOS_SLOTS else ()
         padded = [*tested, *[NO_TOKEN] * (EOS_SLOTS - len(tested))]
-        self.eos.copy_(torch.tensor(padded, dtype=torch.int64))
+        self.eos.copy_(torch.tensor(padded, dtype=torch.int64, device="cpu"))
 
     def generated(self, count: int, pad: int) -> torch.Tensor:
         """The first ``count`` new tokens of every row, ``[B, count]``, ``pad`` behind its last."""

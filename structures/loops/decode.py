@@ -15,7 +15,7 @@ from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
 from .decoder import DecoderSpec, read_decoder
 from .request import Request, read_request
-from .session import Session, Sessions
+from .session import Session, Sessions, plain_tensors
 from .step import BoundDecoder
 
 MAX_BATCH = 8  # rows of one fused kernel
@@ -53,7 +53,8 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     try:
         known = None if plan.generation is None else plan.generation.spec
         spec = known or read_decoder(host, plan)
-        BoundDecoder.of(host, spec, max_len=max_len, slots=max_len)
+        with plain_tensors(next(host.parameters()).device):
+            BoundDecoder.of(host, spec, max_len=max_len, slots=max_len)
     except NotThisForm as reason:
         name = type(host).__name__
         raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None
@@ -70,7 +71,6 @@ class DecodeLoop:
         self._model, self._spec = model, spec
         self._sessions = Sessions(model, spec, Families.load())
 
-    @torch.no_grad()
     def generate(
         self,
         input_ids: torch.Tensor,
@@ -110,6 +110,7 @@ class DecodeLoop:
             eos_token_id = getattr(defaults, "eos_token_id", None)
         if pad_token_id is None:
             pad_token_id = getattr(defaults, "pad_token_id", None)
+        table = self._spec.embedding.tables(self._model.get_submodule(self._spec.form.base))
         request = read_request(
             input_ids,
             attention_mask,
@@ -118,13 +119,14 @@ class DecodeLoop:
             max_new=max_new_tokens,
             eos=eos_token_id,
             pad=pad_token_id,
-            vocabulary=self._spec.embedding.tables(
-                self._model.get_submodule(self._spec.form.base)
-            ).shape[0],
+            vocabulary=table.shape[0],
         )
         if streamer is not None:
             streamer.put(input_ids.cpu())
-        with self._sessions.use(self.batch_size, self.max_len) as session:
+        with (
+            plain_tensors(table.device),
+            self._sessions.use(self.batch_size, self.max_len) as session,
+        ):
             new = run_greedy(session, request, streamer)
         if streamer is not None:
             streamer.end()

@@ -26,7 +26,7 @@ from .cache import EOS_SLOTS
 from .decode import MAX_BATCH, run_greedy
 from .decoder import DecoderSpec, read_decoder
 from .request import Request, padded_on_the_left
-from .session import LoopRefused, Session, Sessions
+from .session import LoopRefused, Session, Sessions, plain_tensors
 
 CACHES = ("past_key_values", "cache")
 READ = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
@@ -128,7 +128,6 @@ def open_door(plan: Plan, model: nn.Module, binder: Binder) -> GenerateDoor | No
     return door
 
 
-@torch.no_grad()
 def current_sample(
     door: GenerateDoor,
     model: Any,
@@ -145,12 +144,17 @@ def current_sample(
         raise HostOnly("synced_gpus is set")
     if model.training:
         raise HostOnly("the model is in training mode")
+    if torch.is_autocast_enabled(input_ids.device.type):
+        raise HostOnly("autocast is on")
     call = _read(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
     assert door.sessions is not None
     length = input_ids.shape[1] + call.request.max_new
     length = -(-length // LENGTH_STEP) * LENGTH_STEP
     try:
-        with door.sessions.use(call.request.batch, length) as session:
+        with (
+            plain_tensors(input_ids.device),
+            door.sessions.use(call.request.batch, length) as session,
+        ):
             run: Callable[..., torch.Tensor] = run_greedy if call.whole_steps else run_between
             new = run(session, call.request, streamer, **_between(call))
     except (LoopRefused, NotThisForm) as reason:
@@ -213,7 +217,7 @@ def _read(
 def _lengths(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> tuple[int, ...]:
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     if mask is None:
-        mask = torch.ones(input_ids.shape, dtype=torch.bool)
+        mask = torch.ones(input_ids.shape, dtype=torch.bool, device="cpu")
     elif not isinstance(mask, torch.Tensor) or mask.shape != input_ids.shape:
         raise HostOnly("the attention mask has not the shape of the prompt")
     mask = mask.bool().cpu()

@@ -28,7 +28,7 @@ class Reports:
     def begin(self) -> None:
         """Forget what was posted."""
         self._posted = self._taken = 0
-        self._stopped = torch.zeros(len(self._all_done), dtype=torch.bool)
+        self._stopped = torch.zeros(len(self._all_done), dtype=torch.bool, device="cpu")
 
     def post(self) -> None:
         """Copy the report as it is after all work queued so far."""

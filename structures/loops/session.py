@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+import torch
 from torch import nn
 
 from ..capture import Graph, Watch, backend_for
@@ -23,6 +24,17 @@ SLOT_GROUP = 256  # caches are whole groups of what prefill pads to and attentio
 
 class LoopRefused(RuntimeError):
     """The model is in a state that the loop cannot run; the text says what."""
+
+
+@contextmanager
+def plain_tensors(device: torch.device) -> Iterator[None]:
+    """No grad, no autocast, and tensors that later calls may write whatever mode they are in."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
 
 
 class Session:
@@ -64,7 +76,7 @@ class Session:
         self.pool.join()
         state.begin(max_new=request.max_new, eos=request.eos)
         for row, ids in enumerate(request.rows()):
-            self._prefill.run(row, ids)
+            self._prefill.run(row, ids.to(state.tokens.device))
         # Choosing the first token advances by one: a token is stored when it is read.
         for row, length in enumerate(request.lengths):
             state.lengths[row].fill_(length - 1)
@@ -133,11 +145,16 @@ class Sessions:
         return sum(session.memory_bytes for session in self._kept.values())
 
     def _make(self, batch: int, max_len: int) -> Session:
-        return Session(
-            self._model,
-            self._spec,
-            self._families,
-            self._sampling,
-            batch=batch,
-            max_len=max_len,
-        )
+        try:
+            return Session(
+                self._model,
+                self._spec,
+                self._families,
+                self._sampling,
+                batch=batch,
+                max_len=max_len,
+            )
+        except torch.OutOfMemoryError:
+            raise LoopRefused(
+                f"the device has no memory for a cache of {batch} rows of {max_len} positions"
+            ) from None

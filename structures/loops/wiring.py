@@ -19,6 +19,7 @@ from torch import nn
 from ..catalogue.attention_probes import visible
 from ..catalogue.head import EmbeddingSpec, HeadSpec
 from ..catalogue.spec import NotThisForm
+from ..quiet import proof_state, tensors_made_on
 from .decoder import DecoderForm, DecoderSpec
 
 WINDOW = 5
@@ -63,7 +64,6 @@ class _StandIn(nn.Module):
         return out
 
 
-@torch.no_grad()
 def prove_wiring(
     model: nn.Module, form: DecoderForm, candidates: Iterator[DecoderSpec]
 ) -> DecoderSpec:
@@ -72,6 +72,14 @@ def prove_wiring(
     Raises:
         NotThisForm: none does; the text is the first one's first difference.
     """
+    cpu = torch.device("cpu")
+    with proof_state(cpu), tensors_made_on(cpu):
+        return _first_that_agrees(model, form, candidates)
+
+
+def _first_that_agrees(
+    model: nn.Module, form: DecoderForm, candidates: Iterator[DecoderSpec]
+) -> DecoderSpec:
     twin = _twin(model, form)
     plain, padded = _run(twin, form, start=START), _run(twin, form, padding=PADDING)
     first: NotThisForm | None = None

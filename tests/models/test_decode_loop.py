@@ -181,3 +181,28 @@ def test_weights_that_change_are_the_ones_used() -> None:
     assert torch.equal(third, wanted)
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
+
+
+def test_calls_in_and_outside_of_inference_mode_share_a_loop() -> None:
+    ids, mask = prompt(1, 9)
+    wanted = host("llama", ids, mask, max_new_tokens=6)
+    with loop_of("llama") as loop:
+        with torch.inference_mode():
+            assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
+        assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
+        with torch.inference_mode():
+            assert torch.equal(host("llama", ids, mask, max_new_tokens=6), wanted)
+        assert torch.equal(host("llama", ids, mask, max_new_tokens=6), wanted)
+
+
+def test_a_default_device_of_the_callers_changes_no_proof() -> None:
+    ids, mask = prompt(1, 9)
+    wanted = host("gemma3", ids, mask, max_new_tokens=6)
+    with torch.device("meta"):
+        loop = structures.decode_loop(model("gemma3"), max_len=64)
+    try:
+        assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
+    finally:
+        structures.attach(model("gemma3")).detach()
