@@ -88,7 +88,7 @@ class Attention(Structure):
         history: list[torch.Tensor] = []
         return tuple(
             self.reference(spec, module, x, cos, sin, seen, history, dtype=dtype)
-            for (x, (cos, sin)), seen in zip(call.steps(dtype), call.visible(), strict=True)
+            for x, (cos, sin), seen in call.steps(dtype)
         )
 
     def reference(

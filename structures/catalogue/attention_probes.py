@@ -33,51 +33,38 @@ class AttentionLike(Protocol):
 
 @dataclass(frozen=True)
 class AttentionProbe:
-    """A sequence of calls on one cache.
+    """A sequence of calls on one cache; everything is made before, so that calls can be counted.
 
     Attributes:
         chunks: hidden states ``[1, T, D]`` of each call.
-        start: position of the first token.
-        masks: for each chunk what it may see, bool ``[T, N]``; None leaves it to the host's
-            attention implementation, which then looks back only, or everywhere (``causal``).
+        rotations: cosines and sines ``[1, T, R]`` of each call.
+        seen: what each chunk may see, bool ``[T, N]``.
+        masks: ``seen`` as numbers to add to scores; None leaves it to the host's attention
+            implementation, which then looks back only, or everywhere, by itself.
     """
 
     chunks: tuple[torch.Tensor, ...]
-    start: int
+    rotations: tuple[Rotation, ...]
+    seen: tuple[torch.Tensor, ...]
     masks: tuple[torch.Tensor | None, ...]
-    head_dim: int
-    rotary: str | None
-    causal: bool
 
-    def steps(self, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, Rotation]]:
-        """Input and rotation of each call, in ``dtype``."""
-        position = self.start
-        for x in self.chunks:
-            yield x.to(dtype), self._rotation(position, x, dtype)
-            position += x.shape[1]
+    def steps(self, dtype: torch.dtype) -> Iterator[tuple[torch.Tensor, Rotation, torch.Tensor]]:
+        """Input, rotation and what is seen of each call, in ``dtype``."""
+        for x, (cos, sin), seen in zip(self.chunks, self.rotations, self.seen, strict=True):
+            yield x.to(dtype), (cos.to(dtype), sin.to(dtype)), seen
 
-    def visible(self) -> Iterator[torch.Tensor]:
-        """What each chunk may see, bool ``[T, N]``."""
-        for x, mask in zip(self.chunks, self.masks, strict=True):
-            yield self.without_mask(x) if mask is None else mask
 
-    def without_mask(self, x: torch.Tensor) -> torch.Tensor:
-        """What a chunk without a mask may see."""
-        mask = visible(x.shape[1], x.shape[1], None, x.device)
-        return mask if self.causal else torch.ones_like(mask)
-
-    def _rotation(self, position: int, x: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Angles rounded to the dtype of the inputs, which is what a host hands to its layers."""
-        half = self.head_dim // 2
-        speed = 1e4 ** (-torch.arange(half, device=x.device) / half)
-        places = torch.arange(position, position + x.shape[1], device=x.device)
-        angles = places[:, None] * speed
-        if self.rotary == "interleaved":
-            angles = angles.repeat_interleave(2, -1)
-        else:
-            angles = torch.cat([angles, angles], -1)
-        cos, sin = angles.cos()[None], angles.sin()[None]
-        return cos.to(x.dtype).to(dtype), sin.to(x.dtype).to(dtype)
+def rotation(spec: AttentionLike, position: int, x: torch.Tensor) -> Rotation:
+    """Cosines and sines for ``x [1, T, D]``, rounded to its dtype as hosts do."""
+    half = spec.head_dim // 2
+    speed = 1e4 ** (-torch.arange(half, device=x.device) / half)
+    places = torch.arange(position, position + x.shape[1], device=x.device)
+    angles = places[:, None] * speed
+    if spec.rotary == "interleaved":
+        angles = angles.repeat_interleave(2, -1)
+    else:
+        angles = torch.cat([angles, angles], -1)
+    return angles.cos()[None].to(x.dtype), angles.sin()[None].to(x.dtype)
 
 
 class _Cache:
@@ -117,15 +104,19 @@ def meaning(spec: AttentionLike, width: int, draw: Draw) -> Iterator[Probe]:
     x = draw(1, 5, width)
     padded = visible(5, 5, spec.window, x.device)
     padded[:, :2] = torch.eye(5, 2, dtype=torch.bool, device=x.device)
-    yield _probe("padded mask", spec, (x,), masks=(padded,))
-    yield _probe("bidirectional mask", spec, (x,), masks=(torch.ones_like(padded),))
-    if spec.window is None or spec.window >= 5:
-        yield _probe("no mask", spec, (x,), masks=(None,))
+    yield _probe("padded mask", spec, (x,), seen=padded)
+    yield _probe("bidirectional mask", spec, (x,), seen=torch.ones_like(padded))
+    yield numbers(spec, width, draw)
 
 
 def numbers(spec: AttentionLike, width: int, draw: Draw) -> Probe:
-    """Five tokens, then one on their cache."""
-    return _probe("5 tokens, then 1", spec, (draw(1, 5, width), draw(1, 1, width)))
+    """Five tokens without a cache, and without a mask where the window allows that."""
+    x = draw(1, 5, width)
+    if spec.window is not None and spec.window < 5:
+        return _probe("5 tokens", spec, (x,))
+    seen = visible(5, 5, None, x.device)
+    seen = seen if spec.causal else torch.ones_like(seen)
+    return _probe("5 tokens, no mask", spec, (x,), seen=seen, masked=False)
 
 
 def _probe(
@@ -133,16 +124,20 @@ def _probe(
     spec: AttentionLike,
     chunks: tuple[torch.Tensor, ...],
     start: int = 0,
-    masks: tuple[torch.Tensor | None, ...] | None = None,
+    seen: torch.Tensor | None = None,
+    masked: bool = True,
 ) -> Probe:
-    if masks is None:
-        seen, made = 0, []
-        for x in chunks:
-            seen += x.shape[1]
-            made.append(visible(x.shape[1], seen, spec.window, x.device))
-        masks = tuple(made)
-    probe = AttentionProbe(chunks, start, masks, spec.head_dim, spec.rotary, spec.causal)
-    return Probe(label, (probe,))
+    """``seen`` is for a single chunk, else it is causal with the window; the host gets a mask or,
+    where not ``masked``, decides by itself."""
+    rotations, views, keys = [], [], 0
+    for x in chunks:
+        rotations.append(rotation(spec, start + keys, x))
+        keys += x.shape[1]
+        views.append(visible(x.shape[1], keys, spec.window, x.device) if seen is None else seen)
+    masks = tuple(
+        additive(view, x.dtype) if masked else None for view, x in zip(views, chunks, strict=True)
+    )
+    return Probe(label, (AttentionProbe(chunks, tuple(rotations), tuple(views), masks),))
 
 
 def run(
@@ -153,12 +148,13 @@ def run(
     cache = _Cache() if len(made.chunks) > 1 else None
     outputs = []
     with _runnable(module, made.chunks[0]) as implementation:
-        for (x, rotation), mask in zip(made.steps(made.chunks[0].dtype), made.masks, strict=True):
-            if mask is None and implementation == "eager":
-                mask = made.without_mask(x)
-            added = None if mask is None else additive(mask, x.dtype)
-            arguments: dict[str, Any] = {"attention_mask": added, spec.cache: cache}
-            outputs.append(call(hidden_states=x, position_embeddings=rotation, **arguments))
+        for x, turn, seen, mask in zip(
+            made.chunks, made.rotations, made.seen, made.masks, strict=True
+        ):
+            if mask is None and implementation == "eager":  # eager attention knows only masks
+                mask = additive(seen, x.dtype)
+            arguments: dict[str, Any] = {"attention_mask": mask, spec.cache: cache}
+            outputs.append(call(hidden_states=x, position_embeddings=turn, **arguments))
     return tuple(outputs)
 
 

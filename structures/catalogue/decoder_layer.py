@@ -130,7 +130,7 @@ class DecoderLayer(Structure):
         history: list[torch.Tensor] = []
         return tuple(
             self.reference(spec, module, x, cos, sin, seen, history, dtype=dtype) - x
-            for (x, (cos, sin)), seen in zip(call.steps(dtype), call.visible(), strict=True)
+            for x, (cos, sin), seen in call.steps(dtype)
         )
 
     def reference(
