@@ -19,6 +19,7 @@ from torch import nn
 from ..catalogue.attention_probes import visible
 from ..catalogue.head import EmbeddingSpec, HeadSpec
 from ..catalogue.spec import NotThisForm
+from ..prove import PROBE_ERRORS
 from ..quiet import proof_state, tensors_made_on
 from .decoder import DecoderForm, DecoderSpec
 
@@ -147,6 +148,8 @@ def _small(module: nn.Module, generator: torch.Generator) -> nn.Module:
             if name.endswith("_hooks") and isinstance(value, dict):
                 vars(inner)[name] = type(value)()
         vars(inner).pop("forward", None)
+        if isinstance(inner, nn.Embedding):
+            inner.padding_idx = None  # for training only, and beyond the small vocabulary
     return twin
 
 
@@ -167,7 +170,7 @@ def _run(twin: nn.Module, form: DecoderForm, *, start: int = 0, padding: int = 0
     positions = _positions(start, padding)
     try:
         out = twin(input_ids=_ids(), attention_mask=mask, position_ids=positions, use_cache=False)
-    except (TypeError, RuntimeError, ValueError, AttributeError, KeyError) as error:
+    except PROBE_ERRORS as error:
         raise NotThisForm(f"the forward around the layers cannot be run alone: {error}") from error
     finally:
         base._modules[form.layers] = layers

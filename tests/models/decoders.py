@@ -27,6 +27,7 @@ DECODERS: dict[str, Any] = {
 VARIANTS: dict[str, Any] = {
     "llama biased": zoo.causal("Llama", attention_bias=True, mlp_bias=True),
     "llama tied": zoo.causal("Llama", tie_word_embeddings=True),
+    "llama padding at the end of its vocabulary": zoo.causal("Llama", pad_token_id=127),
     "llama one head": zoo.causal("Llama", num_attention_heads=4, num_key_value_heads=1),
     "llama three layers, odd sizes": zoo.causal(
         "Llama", num_hidden_layers=3, intermediate_size=90, vocab_size=101
