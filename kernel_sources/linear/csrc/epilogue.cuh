@@ -26,6 +26,8 @@ struct Output {
   float up_bias = 0.0f;
   float residual = 0.0f;
 
+  Output() = default;
+
   __device__ Output(const LinearArgs& args, const BlockRows& rows, int index, int rows_of_x) {
     row = index / rows_of_x;
     m = index % rows_of_x;

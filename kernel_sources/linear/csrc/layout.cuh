@@ -23,11 +23,13 @@ inline constexpr int kSegments = 2;
 inline constexpr int kTurnElements = kSegments * kSegmentElements;
 inline constexpr int kTileRows = 16;  // of W: the rows of one product
 inline constexpr int kHalfTile = 8;   // a lane holds one row of each half
-inline constexpr int kMaxWarps = 8;
+inline constexpr int kMaxWarps = 8;   // of a team
+inline constexpr int kMaxTeams = 2;
 
 // What the host decides for one launch, beside the caller's arguments.
 struct Plan {
-  int warps;            // per block
+  int teams;            // of warps per block; each works on every teams-th tile
+  int warps;            // per team
   int turns;            // per warp and row
   int tiles_per_block;  // of kTileRows rows of W
   int blocks[3];        // of each weight; when gated, all in blocks[0]

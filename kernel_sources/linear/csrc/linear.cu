@@ -29,23 +29,32 @@ bool takes_stream_path(const LinearArgs& args) {
 int divide_up(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 // The number of warps depends on K alone, for it is part of the order of every sum.
-int choose_warps(int k) { return divide_up(k, kTurnElements) > 32 ? 8 : 4; }
+int choose_warps(int k) { return divide_up(k, kTurnElements) > 16 ? 8 : 4; }
 
-// Blocks enough for every multiprocessor to hold several, rows enough for each to be worth its
-// prologue.
-int choose_tiles_per_block(int rows) {
-  constexpr int kBlocks = 132 * 2;
-  constexpr int kMostTiles = 4;
-  return std::max(1, std::min(kMostTiles, rows / (kBlocks * kTileRows)));
+// A second team shares one copy of x once that is so large that little else fits beside it.
+int choose_teams(const LinearArgs& args, int x_bytes) {
+  constexpr int kLargeBytes = 64 * 1024;
+  const bool shareable = args.norm_kind == kNoNorm && args.branch == nullptr;
+  return shareable && x_bytes > kLargeBytes ? kMaxTeams : 1;
 }
 
-Plan make_plan(const LinearArgs& args) {
+// Blocks enough to keep every multiprocessor of a large device busy, rows enough for each to be
+// worth its copy of x. Measured on an H200 with benchmarks/chain.cu.
+int choose_tiles_per_block(int rows, int rows_of_x) {
+  const int blocks = rows_of_x <= 2 ? 132 * 2 : 132;
+  const int most_tiles = rows_of_x <= 2 ? 4 : 2;
+  return std::max(1, std::min(most_tiles, rows / (blocks * kTileRows)));
+}
+
+template <int kRows>
+Plan make_plan(const LinearArgs& args, bool streams) {
   Plan plan{};
   int rows = 0;
   for (int i = 0; i < args.num_weights; ++i) rows += args.n[i];
   plan.warps = choose_warps(args.k);
   plan.turns = divide_up(args.k, plan.warps * kTurnElements);
-  plan.tiles_per_block = choose_tiles_per_block(rows);
+  plan.teams = streams ? choose_teams(args, kRows * args.k * 2) : 1;
+  plan.tiles_per_block = std::max(plan.teams, choose_tiles_per_block(rows, kRows));
   for (int i = 0; i < args.num_weights; ++i) {
     plan.blocks[i] = divide_up(args.n[i], plan.tiles_per_block * kTileRows);
   }
@@ -64,7 +73,8 @@ cudaError_t launch_plan(Kernel kernel, const LinearArgs& args, const Plan& plan,
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   const int blocks = plan.blocks[0] + plan.blocks[1] + plan.blocks[2];
-  return launch(kernel, dim3(blocks), dim3(plan.warps * 32), shared_bytes, stream, args, plan);
+  return launch(kernel, dim3(blocks), dim3(plan.teams * plan.warps * 32), shared_bytes, stream,
+                args, plan);
 }
 
 // The same launch for rows [first, first + count) alone.
@@ -90,7 +100,7 @@ template <typename T, int kRows>
 cudaError_t launch_rows(const LinearArgs& args, int shared_limit, cudaStream_t stream) {
   const int limit = shared_limit - static_cast<int>(sizeof(PrologueScratch));
   const bool streams = takes_stream_path(args);
-  const Plan plan = make_plan(args);
+  const Plan plan = make_plan<kRows>(args, streams);
   const int bytes = shared_bytes<kRows>(plan, streams);
   if (bytes <= limit) {
     return streams ? launch_plan(stream_kernel<T, kRows>, args, plan, bytes, stream)

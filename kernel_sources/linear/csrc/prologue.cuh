@@ -126,13 +126,17 @@ template <int kRows>
 struct Slice {
   uint4* words;  // of the warp's first turn
   int passes;
+  int first_pass;  // of this warp's team, which takes every pass_stride-th
+  int pass_stride;
   int first_column;
   int column_stride;  // between passes
   int place;          // this lane's 16 bytes of pass 0, row 0
 
   __device__ Slice(uint4* shared_x, const Plan& plan) {
     const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32 % plan.warps;
+    first_pass = threadIdx.x / 32 / plan.warps;
+    pass_stride = plan.teams;
     passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
     words = shared_x + warp * passes * kPassWords;
     first_column =
@@ -216,7 +220,7 @@ __device__ __forceinline__ void add_branch(const LinearArgs& args, const Plan& p
 template <typename T, int kRows, bool kVector>
 __device__ __forceinline__ void fetch_rows(const LinearArgs& args, const Slice<kRows>& slice) {
 #pragma unroll 1
-  for (int pass = 0; pass < slice.passes; ++pass) {
+  for (int pass = slice.first_pass; pass < slice.passes; pass += slice.pass_stride) {
     const int column = slice.first_column + pass * slice.column_stride;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {

@@ -56,8 +56,9 @@ __device__ __forceinline__ void multiply_segment(float (&c)[4], const uint4& low
   multiply<T>(c, lower.z, upper.z, lower.w, upper.w, x.z, x.w);
 }
 
-// Fills a lane's part of the ring: the turns of one tile, then those of the next. Once the ring is
-// full, the stage that was just read is the one to refill, so reader and writer share one place.
+// Fills a lane's part of the ring: the turns of one of its team's tiles, then those of the next.
+// Once the ring is full, the stage that was just read is the one to refill, so reader and writer
+// share one place.
 struct Producer {
   const char* rows[2];  // the lane's place in the next stage, in each half of the tile
   int64_t tile_stride[2];
@@ -65,25 +66,28 @@ struct Producer {
   int tiles_left;
   int turns_left;
   int columns_left;
-  const int turns, turn_bytes, first_columns_left, rows_per_tile;
+  const int turns, turn_bytes, first_columns_left, rows_per_step;
 
   __device__ Producer(const BlockRows& block, const Plan& plan, int k)
-      : tiles_left((block.outputs + block.rows_per_tile - 1) / block.rows_per_tile),
-        turns_left(plan.turns),
+      : turns_left(plan.turns),
         turns(plan.turns),
         turn_bytes(plan.warps * kTurnElements * 2),
-        first_columns_left(k - static_cast<int>(threadIdx.x / 32) * kTurnElements -
-                           static_cast<int>(threadIdx.x % 4) * kLaneElements),
-        rows_per_tile(block.rows_per_tile) {
-    const int row = threadIdx.x % 32 / 4;
+        first_columns_left(k - first_column(plan)),
+        rows_per_step(plan.teams * block.rows_per_tile) {
+    const int team = threadIdx.x / 32 / plan.warps;
+    const int row = team * block.rows_per_tile + threadIdx.x % 32 / 4;
+    tiles_left = (block.outputs - team * block.rows_per_tile + rows_per_step - 1) / rows_per_step;
     columns_left = first_columns_left;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rows[half] = block.base[half] + row * block.row_stride[half] +
-                   (threadIdx.x / 32 * kTurnElements + threadIdx.x % 4 * kLaneElements) * 2;
-      tile_stride[half] = block.rows_per_tile * block.row_stride[half];
+      rows[half] = block.base[half] + row * block.row_stride[half] + first_column(plan) * 2;
+      tile_stride[half] = rows_per_step * block.row_stride[half];
       rows_left[half] = block.count[half] - row;
     }
+  }
+
+  __device__ static int first_column(const Plan& plan) {
+    return threadIdx.x / 32 % plan.warps * kTurnElements + threadIdx.x % 4 * kLaneElements;
   }
 
   // Ask for one stage; an empty commit past the end keeps the count of groups in flight.
@@ -104,7 +108,7 @@ struct Producer {
       for (int half = 0; half < 2; ++half) {
         rows[half] += next_tile ? tile_stride[half] - static_cast<int64_t>(turns - 1) * turn_bytes
                                 : turn_bytes;
-        if (next_tile) rows_left[half] -= rows_per_tile;
+        if (next_tile) rows_left[half] -= rows_per_step;
       }
       columns_left -= turn_bytes / 2;
       if (next_tile) {
@@ -128,7 +132,8 @@ __device__ __forceinline__ void publish_tile(const float (&acc)[kSegments][4], f
     const int m = lane % 4 * 2 + i % 2;
     const int row = lane / 4 + i / 2 * kHalfTile;
     if (m < kRows) {
-      partial[(row * kRows + m) * plan.warps + threadIdx.x / 32] = acc[0][i] + acc[1][i];
+      partial[(row * kRows + m) * plan.warps + threadIdx.x / 32 % plan.warps] =
+          acc[0][i] + acc[1][i];
     }
   }
 }
@@ -154,7 +159,7 @@ __device__ __forceinline__ void finish_outputs(const LinearArgs& args, const Pla
 // Shared memory of one block: the ring, x, the warps' sums.
 template <int kRows>
 inline int shared_bytes(const Plan& plan, bool with_ring) {
-  const int ring = with_ring ? plan.warps * kStages<kRows> * kStageBytes : 0;
+  const int ring = with_ring ? plan.teams * plan.warps * kStages<kRows> * kStageBytes : 0;
   const int passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
   const int x = plan.warps * passes * Slice<kRows>::kPassWords * 16;
   return ring + x +
@@ -162,7 +167,7 @@ inline int shared_bytes(const Plan& plan, bool with_ring) {
 }
 
 template <typename T, int kRows>
-__global__ void __launch_bounds__(kMaxWarps * 32, kRows <= 4 ? 4 : 2)
+__global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 4 ? 2 : 1)
     stream_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
@@ -171,7 +176,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows <= 4 ? 4 : 2)
   char* const ring = shared + warp * (kStages<kRows> * kStageBytes) + lane * 16;
   char* const ring_end = ring + kStages<kRows> * kStageBytes;
   uint4* const shared_x =
-      reinterpret_cast<uint4*>(shared + plan.warps * kStages<kRows> * kStageBytes);
+      reinterpret_cast<uint4*>(shared + plan.teams * plan.warps * kStages<kRows> * kStageBytes);
 
   launch_dependents();
   const BlockRows rows = find_block_rows(args, plan);
@@ -184,16 +189,23 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows <= 4 ? 4 : 2)
   norm_words.preload(args, slice);
   if (args.weights_static) wait_for_inputs();
 
-  const Output<T> output(args, rows, threadIdx.x, kRows);
+  // With few rows the epilogue's operands are read ahead of the sums, with many the registers are
+  // short.
+  Output<T> output;
+  if constexpr (kRows <= 2) output = Output<T>(args, rows, threadIdx.x, kRows);
   prepare_rows<T, kRows, true>(args, plan, scratch, slice, norm_words);
-  __syncwarp();
+  if (plan.teams > 1) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
   float* const partial =
       reinterpret_cast<float*>(shared_x + plan.warps * slice.passes * Slice<kRows>::kPassWords);
   const uint4* const x = slice.words + lane;  // of the row lane / 4, when there is one
   const bool has_row = lane / 4 < kRows;
   char* stage = ring;
-  float* tile_partial = partial;
-  for (int first = 0; first < rows.outputs; first += rows.rows_per_tile) {
+  const int tiles = (rows.outputs + rows.rows_per_tile - 1) / rows.rows_per_tile;
+  for (int tile = warp / plan.warps; tile < tiles; tile += plan.teams) {
     float acc[kSegments][4] = {};
 #pragma unroll 1
     for (int turn = 0; turn < plan.turns; ++turn) {
@@ -219,10 +231,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows <= 4 ? 4 : 2)
         multiply_segment<T>(acc[segment], w[segment][0], w[segment][1], v[segment]);
       }
     }
-    publish_tile<kRows>(acc, tile_partial, plan);
-    tile_partial += kTileRows * kRows * plan.warps;
+    publish_tile<kRows>(acc, partial + tile * kTileRows * kRows * plan.warps, plan);
   }
   __syncthreads();
+  if constexpr (kRows > 2) output = Output<T>(args, rows, threadIdx.x, kRows);
   finish_outputs<T, kRows>(args, plan, rows, partial, output);
 }
 
