@@ -10,8 +10,10 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from ..binding import host_class
 from ..capture import Graph, Watch, backend_for
 from ..catalogue.layer_math import Families
+from ..discover import FLOATS
 from .cache import StaticState
 from .decoder import DecoderSpec
 from .prefill import Prefill
@@ -105,24 +107,21 @@ class Sessions:
         self._kept: dict[int, Session] = {}
         self._watch = Watch(model)
         self._generation = self._watch.generation
+        self._kinds = {name: host_class(module) for name, module in model.named_modules()}
 
     @contextmanager
     def use(self, batch: int, max_len: int) -> Iterator[Session]:
         """A session of ``batch`` rows with room for at least ``max_len`` positions.
 
         Raises:
-            LoopRefused: a hook or training mode, neither of which the loop would honour.
+            LoopRefused: a hook, training mode, an adapter or another dtype, none of which the
+                loop would honour.
         """
         with self._lock:
             if batch in self._busy:
                 yield self._make(batch, max_len)
                 return
-            reason = self._watch.check()
-            if self._watch.generation != self._generation:
-                self._kept.clear()
-                self._generation = self._watch.generation
-            if reason is not None:
-                raise LoopRefused(reason)
+            self._look_again()
             kept = self._kept.get(batch)
             if kept is None or kept.max_len < max_len:
                 self._kept.pop(batch, None)
@@ -133,6 +132,34 @@ class Sessions:
                 yield kept
             finally:
                 self._busy.discard(batch)
+
+    def _look_again(self) -> None:
+        """Drop sessions whose addresses are stale; refuse a model that is another one now."""
+        reason = self._watch.check()
+        if self._watch.generation != self._generation:
+            self._kept.clear()
+            reason = reason or self._changed()
+            if reason is None:
+                self._generation = self._watch.generation
+        if reason is not None:
+            raise LoopRefused(reason)
+
+    def _changed(self) -> str | None:
+        """What is no longer as it was when the loop was proven: an adapter, another dtype."""
+        modules = dict(self._model.named_modules())
+        for name, kind in self._kinds.items():
+            now = modules.pop(name, None)
+            if now is None or host_class(now) is not kind:
+                found = "gone" if now is None else f"a {host_class(now).__name__}"
+                return f"{name} was a {kind.__name__} when the loop was proven and is {found}"
+        if modules:
+            return f"{next(iter(modules))} was not there when the loop was proven"
+        dtypes = {p.dtype for p in self._model.parameters()}
+        if len(dtypes) > 1 or not dtypes <= set(FLOATS):
+            return f"parameters are {', '.join(sorted(map(str, dtypes)))}"
+        if torch.float32 in dtypes and any(p.is_cuda for p in self._model.parameters()):
+            return "fp32 weights on CUDA; cast with model.to(torch.bfloat16)"
+        return None
 
     def clear(self) -> None:
         """Give caches and graphs back."""

@@ -232,6 +232,45 @@ def test_training_and_hooks_are_the_hosts(llama: tuple[Any, Any]) -> None:
     assert plan.generation.looped == 1
 
 
+def test_an_adapter_put_in_after_attach_is_the_hosts_until_it_is_taken_out() -> None:
+    class Adapter(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1.5 * self.inner(x)
+
+    mine = copy.deepcopy(model("llama"))
+    ids, mask = prompt(1, 7)
+
+    def run() -> torch.Tensor:
+        tokens: torch.Tensor = mine.generate(
+            ids, attention_mask=mask, max_new_tokens=8, do_sample=False
+        )
+        return tokens
+
+    plain, attention = run(), mine.model.layers[0].self_attn
+    attention.v_proj = Adapter(attention.v_proj).eval()
+    adapted = run()
+    attention.v_proj = attention.v_proj.inner
+    plan = structures.attach(mine)
+    assert torch.equal(run(), plain)
+    attention.v_proj = Adapter(attention.v_proj).eval()
+    assert torch.equal(run(), adapted)
+    attention.v_proj = attention.v_proj.inner
+    assert torch.equal(run(), plain)
+    mine.double()
+    assert torch.equal(run(), plain)
+    mine.float()
+    assert torch.equal(run(), plain)
+    assert plan.generation.looped == 3
+    text = notes(plan)
+    assert "v_proj was a Linear when the loop was proven and is a Adapter" in text
+    assert "parameters are torch.float64" in text
+    assert not torch.equal(plain, adapted)
+
+
 def test_detach_restores_generate_and_copies_are_hosts(llama: tuple[Any, Any]) -> None:
     attached, plan = llama
     cls = type(attached).__mro__
