@@ -91,7 +91,7 @@ class Session:
 
 
 class Sessions:
-    """Makes sessions, keeps the last of each shape, and lets one request at a time have one.
+    """Makes sessions, keeps the last two, and lets one request at a time have one.
 
     Requests of other threads wait. A request from inside another one (a streamer that generates)
     gets a session of its own, so that neither disturbs the other.
@@ -122,11 +122,13 @@ class Sessions:
                 yield self._make(batch, max_len)
                 return
             self._look_again()
-            kept = self._kept.get(batch)
+            kept = self._kept.pop(batch, None)
             if kept is None or kept.max_len < max_len:
-                self._kept.pop(batch, None)
                 del kept
-                kept = self._kept[batch] = self._make(batch, max_len)
+                kept = self._make(batch, max_len)
+            self._kept[batch] = kept  # the last one used is the last one given up
+            for other in [b for b in self._kept if b not in self._busy and b != batch][:-1]:
+                del self._kept[other]
             self._busy.add(batch)
             try:
                 yield kept
