@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -264,6 +265,8 @@ def test_attached_layers_agree_through_a_cache_with_padding(name: str, tokens: i
     ids = zoo.ids(2, 12)
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
+    names = inspect.signature(model.forward).parameters
+    keyword = "cache" if "cache" in names else "past_key_values"  # the newer name came with 5.24
 
     def run() -> list[torch.Tensor]:
         cache = DynamicCache(config=model.config)
@@ -274,8 +277,8 @@ def test_attached_layers_agree_through_a_cache_with_padding(name: str, tokens: i
                 input_ids=ids[:, start:stop],
                 attention_mask=mask[:, :stop],
                 position_ids=(mask[:, :stop].cumsum(-1) - 1).clamp_min(0)[:, start:stop],
-                past_key_values=cache,
                 use_cache=True,
+                **{keyword: cache},
             )
             outputs.append(out.logits[:, :, :] * mask[:, start:stop, None])
         return outputs
