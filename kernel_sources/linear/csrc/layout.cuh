@@ -29,7 +29,7 @@ inline constexpr int kMaxTeams = 2;
 // What the host decides for one launch, beside the caller's arguments.
 struct Plan {
   int teams;            // of warps per block; each works on every teams-th tile
-  int warps;            // per team
+  int warps;            // per team; a power of two
   int turns;            // per warp and row
   int tiles_per_block;  // of kTileRows rows of W
   int blocks[3];        // of each weight; when gated, all in blocks[0]

@@ -134,8 +134,8 @@ struct Slice {
 
   __device__ Slice(uint4* shared_x, const Plan& plan) {
     const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 % plan.warps;
-    first_pass = threadIdx.x / 32 / plan.warps;
+    const int warp = threadIdx.x / 32 & (plan.warps - 1);
+    first_pass = threadIdx.x / 32 >= plan.warps ? 1 : 0;
     pass_stride = plan.teams;
     passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
     words = shared_x + warp * passes * kPassWords;

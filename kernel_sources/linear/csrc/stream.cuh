@@ -74,7 +74,7 @@ struct Producer {
         turn_bytes(plan.warps * kTurnElements * 2),
         first_columns_left(k - first_column(plan)),
         rows_per_step(plan.teams * block.rows_per_tile) {
-    const int team = threadIdx.x / 32 / plan.warps;
+    const int team = threadIdx.x / 32 >= plan.warps ? 1 : 0;
     const int row = team * block.rows_per_tile + threadIdx.x % 32 / 4;
     tiles_left = (block.outputs - team * block.rows_per_tile + rows_per_step - 1) / rows_per_step;
     columns_left = first_columns_left;
@@ -87,7 +87,7 @@ struct Producer {
   }
 
   __device__ static int first_column(const Plan& plan) {
-    return threadIdx.x / 32 % plan.warps * kTurnElements + threadIdx.x % 4 * kLaneElements;
+    return (threadIdx.x / 32 & (plan.warps - 1)) * kTurnElements + threadIdx.x % 4 * kLaneElements;
   }
 
   // Ask for one stage; an empty commit past the end keeps the count of groups in flight.
@@ -132,7 +132,7 @@ __device__ __forceinline__ void publish_tile(const float (&acc)[kSegments][4], f
     const int m = lane % 4 * 2 + i % 2;
     const int row = lane / 4 + i / 2 * kHalfTile;
     if (m < kRows) {
-      partial[(row * kRows + m) * plan.warps + threadIdx.x / 32 % plan.warps] =
+      partial[(row * kRows + m) * plan.warps + (threadIdx.x / 32 & (plan.warps - 1))] =
           acc[0][i] + acc[1][i];
     }
   }
@@ -167,7 +167,7 @@ inline int shared_bytes(const Plan& plan, bool with_ring) {
 }
 
 template <typename T, int kRows>
-__global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 2 ? 2 : 1)
     stream_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 4 ? 2 : 1
   const bool has_row = lane / 4 < kRows;
   char* stage = ring;
   const int tiles = (rows.outputs + rows.rows_per_tile - 1) / rows.rows_per_tile;
-  for (int tile = warp / plan.warps; tile < tiles; tile += plan.teams) {
+  for (int tile = warp >= plan.warps ? 1 : 0; tile < tiles; tile += plan.teams) {
     float acc[kSegments][4] = {};
 #pragma unroll 1
     for (int turn = 0; turn < plan.turns; ++turn) {
