@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from weakref import WeakSet
 
 import torch
 
@@ -18,15 +20,23 @@ class CudaPool:
 
     cuBLAS keeps a workspace per stream, so graphs recorded on one stream share it. A stream per
     pool keeps models that replay at the same time apart.
+
+    ``graphs`` are those alive that were recorded under ``handle``. torch takes a handle for dead
+    once the last of its graphs is, and refuses to record under it again.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.handle = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
+        self.renew()
         self._index: int = device.index
         self._last_raw: int | None = None
         self._last: torch.cuda.Stream | None = None
+
+    def renew(self) -> None:
+        """Take another handle; graphs recorded so far keep theirs, and its memory."""
+        self.handle = torch.cuda.graph_pool_handle()
+        self.graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def join(self) -> None:
         """Order the current stream after the last one that joined."""
@@ -57,6 +67,7 @@ class CudaGraph:
         graph, self._graph = self._graph, None
         if graph is not None:
             self.replay = _replay_released
+            self._pool.graphs.discard(graph)
             graph.reset()
 
 
@@ -95,35 +106,51 @@ class CudaBackend:
             try:
                 with torch.cuda.stream(pool.stream), recording_thread(), collector_paused():
                     self._warm_up(step, warmups)
-                    graph = self._capture(step, pool)
+                    graph = self._capture(step, pool, check=not warmups)
             finally:
                 current.wait_stream(pool.stream)
         return CudaGraph(graph, pool)
 
     def _warm_up(self, step: Step, warmups: int) -> None:
-        if warmups:
-            with HostReads("cuda"), Preflight("cuda"):
+        for i in range(warmups):
+            with _checks(i == 0):
                 step()
-        for _ in range(warmups - 1):
-            step()
 
-    def _capture(self, step: Step, pool: CudaPool) -> torch.cuda.CUDAGraph:
+    def _capture(self, step: Step, pool: CudaPool, *, check: bool) -> torch.cuda.CUDAGraph:
+        alive = [*pool.graphs]  # until the end, so that the handle stays usable
+        if not alive:
+            pool.renew()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
         try:
-            step()
+            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
         except RuntimeError as error:
+            _close(graph, pool)
+            raise CaptureError(f"record: the recording cannot begin: {error}") from error
+        try:
+            with _checks(check):
+                step()
+        except BaseException as error:
             _abandon(graph, pool)
-            raise CaptureError(f"record: the step failed: {error}") from error
-        except BaseException:
-            _abandon(graph, pool)
+            if isinstance(error, RuntimeError) and not isinstance(error, CaptureError):
+                raise CaptureError(f"record: the step failed: {error}") from error
             raise
         try:
             graph.capture_end()
         except RuntimeError as error:
             _close(graph, pool)
             raise CaptureError(f"record: the step cannot be recorded: {error}") from error
+        pool.graphs.add(graph)
         return graph
+
+
+@contextmanager
+def _checks(wanted: bool) -> Iterator[None]:
+    """Refuse what a capture would break on; only the first run of a step needs it."""
+    if not wanted:
+        yield
+        return
+    with HostReads("cuda"), Preflight("cuda"):
+        yield
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
@@ -148,4 +175,21 @@ def _close(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
         torch._C._cuda_releasePool(pool.device.index, pool.handle)
     graph.reset()
     _ABORTED.append(graph)
-    pool.handle = torch.cuda.graph_pool_handle()
+    _release_generator(pool)
+    pool.renew()
+
+
+def _release_generator(pool: CudaPool) -> None:
+    """Make the device's random numbers usable again.
+
+    ``capture_begin`` marks the default generator as capturing, and then random numbers outside a
+    capture are an error. In torch 2.11 only a ``capture_end`` that succeeds takes the mark away,
+    which leaves the seed and the offset as they are.
+    """
+    written = torch.zeros(1, device=pool.device)  # an empty graph would be warned of
+    pool.renew()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+    written.zero_()
+    graph.capture_end()
+    graph.reset()

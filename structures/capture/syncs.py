@@ -49,6 +49,13 @@ def refuse_unrecordable(
             )
     elif func is _aten._to_copy.default or func is _aten.copy_.default:
         _refuse_transfer(func, args, kwargs, device_type)
+    elif func is _aten._grouped_mm.default and device_type == "cuda":
+        # On a GPU fp32 has no kernel: a loop over the groups instead. The tape runs it as one call.
+        if args[0].is_cuda and args[0].dtype is torch.float32:
+            raise CaptureError(
+                f"record: the step must not wait for the device, got {func} of torch.float32, "
+                "whose groups are read on the host; torch.bfloat16 has a kernel"
+            )
     elif (
         torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
     ):

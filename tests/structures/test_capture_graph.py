@@ -154,6 +154,53 @@ def test_steps_that_wait_or_upload_are_refused_and_leave_the_device_usable(
     assert y.tolist() == [1.0] * 4
 
 
+@pytest.mark.gpu
+def test_a_wait_that_no_check_foresees_aborts_and_leaves_the_device_usable() -> None:
+    """The CUDA runtime aborts this capture; random numbers, pool and pinned memory go on."""
+    require_gpu()
+    backend = backend_for("cuda")
+    y, drawn = torch.zeros(4, device="cuda"), torch.zeros(64, device="cuda")
+    pool = backend.new_pool()
+    before = backend.record(lambda: drawn.uniform_(), pool=pool)
+
+    def step() -> None:
+        y.add_(1)
+        torch.cuda.current_stream().synchronize()
+
+    torch.manual_seed(5)
+    expected = torch.rand(3, device="cuda")
+    torch.manual_seed(5)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="record: the step"):
+            backend.record(step, warmups=0, pool=pool)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+    assert y.tolist() == [0.0] * 4
+    assert torch.zeros(4).pin_memory().to("cuda", non_blocking=True).tolist() == [0.0] * 4
+    after = backend.record(lambda: y.add_(1), warmups=0, pool=pool)
+    replayed = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        before.replay()
+        replayed.append(drawn.clone())
+        after.replay()
+    assert torch.equal(*replayed)
+    assert replayed[0].max() > 0
+    assert y.tolist() == [2.0] * 4
+
+
+def test_a_pool_outlives_its_graphs(backend: Backend) -> None:
+    pool = backend.new_pool()
+    y = torch.zeros(3, device=backend.device)
+    for _ in range(3):
+        graph = backend.record(lambda: y.add_(1), warmups=0, pool=pool)
+        graph.replay()
+        graph.release()
+    with pytest.raises(CaptureError, match="record: the step failed"):
+        backend.record(lambda: y + torch.zeros(2, device=y.device), warmups=0, pool=pool)
+    backend.record(lambda: y.add_(1), warmups=0, pool=pool).replay()
+    assert y.tolist() == [4.0] * 3
+
+
 def test_an_error_of_the_step_keeps_its_cause(backend: Backend) -> None:
     x = torch.zeros(3, device=backend.device)
 
