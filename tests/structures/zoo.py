@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -432,9 +433,8 @@ def _wan_inputs() -> dict[str, Any]:
 
 @animal(_wan_inputs)
 def wan() -> nn.Module:
-    from diffusers import WanTransformer3DModel
-
-    return WanTransformer3DModel(
+    diffusers = pytest.importorskip("diffusers", reason="wan needs diffusers")
+    return diffusers.WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=2,
         attention_head_dim=24,
