@@ -146,8 +146,12 @@ def current_sample(
         raise HostOnly("the model is in training mode")
     if torch.is_autocast_enabled(input_ids.device.type):
         raise HostOnly("autocast is on")
-    call = _read(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-    assert door.sessions is not None
+    assert door.spec is not None and door.sessions is not None
+    vocabulary = door.spec.embedding.tables(model.get_submodule(door.spec.form.base)).shape[0]
+    call = _read(
+        *(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs),
+        vocabulary=vocabulary,
+    )
     length = input_ids.shape[1] + call.request.max_new
     length = -(-length // LENGTH_STEP) * LENGTH_STEP
     try:
@@ -180,6 +184,8 @@ def _read(
     criteria: Any,
     config: Any,
     model_kwargs: dict[str, Any],
+    *,
+    vocabulary: int,
 ) -> _Call:
     """What transformers asks of ``_sample``, as a request of the loop."""
     if config.do_sample:
@@ -197,11 +203,10 @@ def _read(
     for name, value in model_kwargs.items():
         if name not in READ + CACHES and value is not None:
             raise HostOnly(f"the loop does not read {name}")
-    batch, width = input_ids.shape
-    if batch > MAX_BATCH:
-        raise HostOnly(f"a batch of {batch}; the loop runs up to {MAX_BATCH} rows")
-    if width == 0:
-        raise HostOnly("the prompt is empty")
+    if getattr(config, "prefill_chunk_size", None) is not None:
+        raise HostOnly(f"prefill_chunk_size={config.prefill_chunk_size!r}")
+    _check_ids(input_ids, vocabulary)
+    width = input_ids.shape[1]
     lengths = _lengths(input_ids, model_kwargs)
     limits = [c.max_length for c in criteria if type(c).__name__ == "MaxLengthCriteria"]
     if not limits or min(limits) <= width:
@@ -209,9 +214,30 @@ def _read(
     ends = [c.eos_token_id for c in criteria if type(c).__name__ == "EosTokenCriteria"]
     eos = tuple(int(e) for tensor in ends for e in torch.as_tensor(tensor).flatten())
     pad = getattr(config, "_pad_token_tensor", None)
-    pad_id = (eos[0] if eos else 0) if pad is None else int(pad)
+    if pad is None and _stops_rows(criteria):
+        raise HostOnly("rows that stop have no padding id")
+    pad_id = 0 if pad is None else int(pad)
     request = Request(input_ids.long(), lengths, min(limits) - width, eos, pad_id)
     return _Call(request, processors, criteria)
+
+
+def _check_ids(input_ids: torch.Tensor, vocabulary: int) -> None:
+    """What the host does with ids that are none is the host's to say."""
+    if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+        raise HostOnly("input_ids are not int64 [B, P]")
+    batch, width = input_ids.shape
+    if not 1 <= batch <= MAX_BATCH:
+        raise HostOnly(f"a batch of {batch}; the loop runs up to {MAX_BATCH} rows")
+    if width == 0:
+        raise HostOnly("the prompt is empty")
+    lowest, highest = (int(n) for n in torch.stack(torch.aminmax(input_ids)).tolist())
+    if lowest < 0 or highest >= vocabulary:
+        raise HostOnly("input_ids are outside the vocabulary")
+
+
+def _stops_rows(criteria: Any) -> bool:
+    """Whether rows that stop are padded: what transformers looks at, whoever's criterion it is."""
+    return any(hasattr(c, "eos_token_id") for c in criteria)
 
 
 def _lengths(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> tuple[int, ...]:
@@ -225,7 +251,9 @@ def _lengths(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> tuple[int
         raise HostOnly("the attention mask is not padding on the left")
     if positions is not None:
         wanted = mask.long().cumsum(-1) - 1
-        given = positions.cpu().expand(mask.shape) if positions.dim() == 2 else None
+        shapes = (mask.shape, (1, mask.shape[1]))
+        fits = isinstance(positions, torch.Tensor) and positions.shape in shapes
+        given = positions.cpu().expand(mask.shape) if fits else None
         if given is None or not torch.equal(given[mask], wanted[mask]):
             raise HostOnly("position_ids do not count the tokens of each row from 0")
     return tuple(int(n) for n in mask.sum(-1))
@@ -240,10 +268,11 @@ def run_between(
     state, rows = session.state, request.batch
     ids = request.input_ids.to(state.tokens.device)
     running = torch.ones(rows, dtype=torch.bool, device=ids.device)
+    padded = _stops_rows(criteria)
     while True:
         scores = processors(ids, session.step.logits[:rows].clone())
         chosen = scores.argmax(-1)
-        if request.eos:
+        if padded:
             chosen = chosen.where(running, request.pad)
         ids = torch.cat([ids, chosen[:, None]], dim=1)
         running = running & ~criteria(ids, None)

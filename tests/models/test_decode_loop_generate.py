@@ -155,6 +155,72 @@ def test_a_cache_of_the_callers_is_filled_as_by_the_host(llama: tuple[Any, Any])
     assert "the caller passed a cache" in notes(plan)
 
 
+IDS, MASK = prompt(1, 7)
+# What transformers lets through to the decoding itself, where the host has its own answer or error.
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"inputs": IDS.float()}, "input_ids are not int64"),
+    ({"inputs": IDS.to(torch.int16)}, "input_ids are not int64"),
+    ({"inputs": IDS[None], "attention_mask": None}, "input_ids are not int64"),
+    ({"inputs": IDS + 1000}, "outside the vocabulary"),
+    ({"inputs": IDS - 500}, "outside the vocabulary"),
+    ({"inputs": IDS[:0], "attention_mask": None}, "a batch of 0"),
+    ({"position_ids": torch.arange(5)[None]}, "position_ids do not count"),
+    ({"position_ids": torch.arange(8)[None]}, "position_ids do not count"),
+    ({"position_ids": torch.arange(21).view(3, 7)}, "position_ids do not count"),
+    ({"position_ids": torch.arange(7)[None] + 3}, "position_ids do not count"),
+    ({"position_ids": [[0, 1, 2, 3, 4, 5, 6]]}, "position_ids do not count"),
+    ({"attention_mask": torch.ones(1, 8)}, "position_ids do not count"),
+    ({"attention_mask": torch.zeros(1, 7)}, "the attention mask is not padding on the left"),
+    ({"prefill_chunk_size": 0}, "prefill_chunk_size=0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), ODD)
+def test_odd_requests_get_the_hosts_answer_or_error(arguments: dict[str, Any], reason: str) -> None:
+    attached = copy.deepcopy(model("llama"))
+    call = {"inputs": IDS, "attention_mask": MASK, "max_new_tokens": 5, "do_sample": False}
+
+    def answer(options: dict[str, Any]) -> Any:
+        try:
+            return attached.generate(**{**call, "pad_token_id": 0, **options}).tolist()
+        except (RuntimeError, IndexError, AttributeError, ValueError):
+            return "an error"
+
+    wanted, usual = answer(arguments), answer({})
+    plan = structures.attach(attached)
+    assert answer(arguments) == wanted
+    assert plan.generation.looped == 0
+    assert reason in notes(plan)
+    assert answer({}) == usual
+    assert plan.generation.looped == 1
+
+
+@pytest.mark.parametrize("eos", [None, [5, 6]])
+def test_rows_that_a_foreign_criterion_stops_are_padded_as_by_the_host(eos: Any) -> None:
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Sevens(StoppingCriteria):
+        eos_token_id = torch.tensor([7])
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return input_ids[:, -1] % 7 == 0
+
+    ids, mask = prompt(2, 7, padding=(3, 0))
+    options: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "eos_token_id": eos,
+        "stopping_criteria": StoppingCriteriaList([Sevens()]),
+    }
+    wanted = host("llama", ids, mask, **options)
+    assert (wanted[:, -1] == 0).any()
+    plan = structures.attach(model("llama"))
+    try:
+        assert torch.equal(host("llama", ids, mask, **options), wanted)
+        assert plan.generation.between == 1
+    finally:
+        plan.detach()
+
+
 def test_more_than_eight_rows_and_right_padding_are_the_hosts(llama: tuple[Any, Any]) -> None:
     ids, mask = prompt(9, 4)
     assert host("llama", ids, mask, max_new_tokens=3).shape == (9, 7)
@@ -197,7 +263,9 @@ def test_pipeline_runs_on_the_loop() -> None:
     )
 
     def answers() -> list[str]:
-        generator = pipeline("text-generation", model=model("llama"), tokenizer=tokenizer)
+        generator = pipeline(
+            "text-generation", model=model("llama"), tokenizer=tokenizer, device="cpu"
+        )
         options: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
         one = generator("w5 w6 w7", **options)
         two = generator(["w5 w6 w7 w8", "w9"], batch_size=2, **options)
