@@ -28,13 +28,22 @@ inline constexpr int kMaxTeams = 2;
 
 // What the host decides for one launch, beside the caller's arguments.
 struct Plan {
-  int teams;            // of warps per block; each works on every teams-th tile
   int warps;            // per team; a power of two
   int turns;            // per warp and row
   int tiles_per_block;  // of kTileRows rows of W
   int blocks[3];        // of each weight; when gated, all in blocks[0]
   float inverse_k;
 };
+
+// A block has one or two teams of plan.warps warps; each takes every kTeams-th tile.
+template <int kTeams>
+__device__ __forceinline__ int team_of(const Plan& plan) {
+  return kTeams > 1 && threadIdx.x / 32 >= plan.warps ? 1 : 0;
+}
+template <int kTeams>
+__device__ __forceinline__ int warp_of_team(const Plan& plan) {
+  return kTeams > 1 ? threadIdx.x / 32 & (plan.warps - 1) : threadIdx.x / 32;
+}
 
 // The rows of W that one block multiplies with. The lower half of a tile is rows of `base[0]`; the
 // upper half is the next rows of the same weight or, when gated, the up rows of the same outputs.

@@ -32,10 +32,9 @@ int divide_up(int value, int divisor) { return (value + divisor - 1) / divisor; 
 int choose_warps(int k) { return divide_up(k, kTurnElements) > 16 ? 8 : 4; }
 
 // A second team shares one copy of x once that is so large that little else fits beside it.
-int choose_teams(const LinearArgs& args, int x_bytes) {
+bool shares_x(const LinearArgs& args, int x_bytes) {
   constexpr int kLargeBytes = 64 * 1024;
-  const bool shareable = args.norm_kind == kNoNorm && args.branch == nullptr;
-  return shareable && x_bytes > kLargeBytes ? kMaxTeams : 1;
+  return args.norm_kind == kNoNorm && args.branch == nullptr && x_bytes > kLargeBytes;
 }
 
 // Blocks enough to keep every multiprocessor of a large device busy, rows enough for each to be
@@ -46,15 +45,13 @@ int choose_tiles_per_block(int rows, int rows_of_x) {
   return std::max(1, std::min(most_tiles, rows / (blocks * kTileRows)));
 }
 
-template <int kRows>
-Plan make_plan(const LinearArgs& args, bool streams) {
+Plan make_plan(const LinearArgs& args, int rows_of_x, int teams) {
   Plan plan{};
   int rows = 0;
   for (int i = 0; i < args.num_weights; ++i) rows += args.n[i];
   plan.warps = choose_warps(args.k);
   plan.turns = divide_up(args.k, plan.warps * kTurnElements);
-  plan.teams = streams ? choose_teams(args, kRows * args.k * 2) : 1;
-  plan.tiles_per_block = std::max(plan.teams, choose_tiles_per_block(rows, kRows));
+  plan.tiles_per_block = std::max(teams, choose_tiles_per_block(rows, rows_of_x));
   for (int i = 0; i < args.num_weights; ++i) {
     plan.blocks[i] = divide_up(args.n[i], plan.tiles_per_block * kTileRows);
   }
@@ -67,14 +64,14 @@ Plan make_plan(const LinearArgs& args, bool streams) {
 }
 
 template <typename Kernel>
-cudaError_t launch_plan(Kernel kernel, const LinearArgs& args, const Plan& plan, int shared_bytes,
-                        cudaStream_t stream) {
+cudaError_t launch_plan(Kernel kernel, const LinearArgs& args, const Plan& plan, int teams,
+                        int shared_bytes, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   const int blocks = plan.blocks[0] + plan.blocks[1] + plan.blocks[2];
-  return launch(kernel, dim3(blocks), dim3(plan.teams * plan.warps * 32), shared_bytes, stream,
-                args, plan);
+  return launch(kernel, dim3(blocks), dim3(teams * plan.warps * 32), shared_bytes, stream, args,
+                plan);
 }
 
 // The same launch for rows [first, first + count) alone.
@@ -100,11 +97,18 @@ template <typename T, int kRows>
 cudaError_t launch_rows(const LinearArgs& args, int shared_limit, cudaStream_t stream) {
   const int limit = shared_limit - static_cast<int>(sizeof(PrologueScratch));
   const bool streams = takes_stream_path(args);
-  const Plan plan = make_plan<kRows>(args, streams);
-  const int bytes = shared_bytes<kRows>(plan, streams);
+  if constexpr (kRows > 2) {
+    const Plan plan = make_plan(args, kRows, 2);
+    const int bytes = shared_bytes<kRows, 2>(plan, true);
+    if (streams && bytes <= limit && shares_x(args, kRows * args.k * 2)) {
+      return launch_plan(stream_kernel<T, kRows, 2>, args, plan, 2, bytes, stream);
+    }
+  }
+  const Plan plan = make_plan(args, kRows, 1);
+  const int bytes = shared_bytes<kRows, 1>(plan, streams);
   if (bytes <= limit) {
-    return streams ? launch_plan(stream_kernel<T, kRows>, args, plan, bytes, stream)
-                   : launch_plan(strided_kernel<T, kRows>, args, plan, bytes, stream);
+    return streams ? launch_plan(stream_kernel<T, kRows, 1>, args, plan, 1, bytes, stream)
+                   : launch_plan(strided_kernel<T, kRows>, args, plan, 1, bytes, stream);
   }
   if constexpr (kRows == 1) {
     return cudaErrorInvalidValue;

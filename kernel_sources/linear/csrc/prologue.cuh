@@ -122,21 +122,19 @@ __device__ __forceinline__ float row_scale(const float (&warp_sums)[kMaxWarps], 
 inline constexpr int kTurnLanes = kTurnElements / kLaneElements;
 inline constexpr int kTurnsPerPass = 32 / kTurnLanes;
 
-template <int kRows>
+template <int kRows, int kTeams>
 struct Slice {
   uint4* words;  // of the warp's first turn
   int passes;
-  int first_pass;  // of this warp's team, which takes every pass_stride-th
-  int pass_stride;
+  int first_pass;  // of this warp's team, which takes every kTeams-th
   int first_column;
   int column_stride;  // between passes
   int place;          // this lane's 16 bytes of pass 0, row 0
 
   __device__ Slice(uint4* shared_x, const Plan& plan) {
     const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 & (plan.warps - 1);
-    first_pass = threadIdx.x / 32 >= plan.warps ? 1 : 0;
-    pass_stride = plan.teams;
+    const int warp = warp_of_team<kTeams>(plan);
+    first_pass = team_of<kTeams>(plan);
     passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
     words = shared_x + warp * passes * kPassWords;
     first_column =
@@ -153,11 +151,11 @@ struct Slice {
 // Norm weights of a lane's first passes, read before the activations are ready.
 inline constexpr int kPreloadedPasses = 2;
 
-template <typename T, int kRows, bool kVector>
+template <typename T, int kRows, int kTeams, bool kVector>
 struct NormWords {
   uint4 words[kPreloadedPasses];
 
-  __device__ void preload(const LinearArgs& args, const Slice<kRows>& slice) {
+  __device__ void preload(const LinearArgs& args, const Slice<kRows, kTeams>& slice) {
 #pragma unroll
     for (int pass = 0; pass < kPreloadedPasses; ++pass) {
       words[pass] = load_norm_weight<T, kVector>(
@@ -165,7 +163,7 @@ struct NormWords {
     }
   }
 
-  __device__ uint4 get(const LinearArgs& args, const Slice<kRows>& slice, int pass) const {
+  __device__ uint4 get(const LinearArgs& args, const Slice<kRows, kTeams>& slice, int pass) const {
     if (pass == 0) return words[0];
     if (pass == 1) return words[1];
     return load_norm_weight<T, kVector>(args.norm_weight,
@@ -175,9 +173,10 @@ struct NormWords {
 
 // Sums of squares of the branch rows, for the norm that is applied to the branch before it is
 // added.
-template <typename T, int kRows, bool kVector>
+template <typename T, int kRows, int kTeams, bool kVector>
 __device__ __forceinline__ void sum_branch(const LinearArgs& args, const Plan& plan,
-                                           PrologueScratch& scratch, const Slice<kRows>& slice) {
+                                           PrologueScratch& scratch,
+                                           const Slice<kRows, kTeams>& slice) {
   float sums[kRows] = {};
 #pragma unroll 1
   for (int pass = 0; pass < slice.passes; ++pass) {
@@ -217,10 +216,11 @@ __device__ __forceinline__ void add_branch(const LinearArgs& args, const Plan& p
 }
 
 // x of every row, each lane its own columns, into shared memory: all loads in flight at once.
-template <typename T, int kRows, bool kVector>
-__device__ __forceinline__ void fetch_rows(const LinearArgs& args, const Slice<kRows>& slice) {
+template <typename T, int kRows, int kTeams, bool kVector>
+__device__ __forceinline__ void fetch_rows(const LinearArgs& args,
+                                           const Slice<kRows, kTeams>& slice) {
 #pragma unroll 1
-  for (int pass = slice.first_pass; pass < slice.passes; pass += slice.pass_stride) {
+  for (int pass = slice.first_pass; pass < slice.passes; pass += kTeams) {
     const int column = slice.first_column + pass * slice.column_stride;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
@@ -241,13 +241,14 @@ __device__ __forceinline__ void fetch_rows(const LinearArgs& args, const Slice<k
 }
 
 // x' of every row, each lane its own columns, into shared memory.
-template <typename T, int kRows, bool kVector>
-__device__ __forceinline__ void prepare_rows(const LinearArgs& args, const Plan& plan,
-                                             PrologueScratch& scratch, const Slice<kRows>& slice,
-                                             const NormWords<T, kRows, kVector>& norm_words) {
-  fetch_rows<T, kRows, kVector>(args, slice);
+template <typename T, int kRows, int kTeams, bool kVector>
+__device__ __forceinline__ void prepare_rows(
+    const LinearArgs& args, const Plan& plan, PrologueScratch& scratch,
+    const Slice<kRows, kTeams>& slice, const NormWords<T, kRows, kTeams, kVector>& norm_words) {
+  fetch_rows<T, kRows, kTeams, kVector>(args, slice);
   if (args.branch == nullptr && args.norm_kind == kNoNorm) return;
-  if (args.branch_norm_kind != kNoNorm) sum_branch<T, kRows, kVector>(args, plan, scratch, slice);
+  if (args.branch_norm_kind != kNoNorm)
+    sum_branch<T, kRows, kTeams, kVector>(args, plan, scratch, slice);
   float sums[kRows] = {};
 #pragma unroll 1
   for (int pass = 0; pass < slice.passes; ++pass) {

@@ -21,10 +21,12 @@
 
 namespace flashrt {
 
-// Stages of a warp's ring: 8 KB in flight a warp while x is small, less where x needs the room. A
+// Stages of a warp's ring: 8 KB in flight a warp, less where many rows of x need the room. A
 // stage is one turn of one tile, 32 lanes of 16 bytes for each segment and half.
-template <int kRows>
-inline constexpr int kStages = kRows <= 2 ? 4 : 3;
+template <int kRows, int kTeams>
+inline constexpr int kStages = kRows == 8    ? 2
+                               : kTeams == 2 ? 3
+                                             : 4;
 inline constexpr int kPieceBytes = 512;
 inline constexpr int kStageBytes = kSegments * 2 * kPieceBytes;
 
@@ -59,6 +61,7 @@ __device__ __forceinline__ void multiply_segment(float (&c)[4], const uint4& low
 // Fills a lane's part of the ring: the turns of one of its team's tiles, then those of the next.
 // Once the ring is full, the stage that was just read is the one to refill, so reader and writer
 // share one place.
+template <int kTeams>
 struct Producer {
   const char* rows[2];  // the lane's place in the next stage, in each half of the tile
   int64_t tile_stride[2];
@@ -73,8 +76,8 @@ struct Producer {
         turns(plan.turns),
         turn_bytes(plan.warps * kTurnElements * 2),
         first_columns_left(k - first_column(plan)),
-        rows_per_step(plan.teams * block.rows_per_tile) {
-    const int team = threadIdx.x / 32 >= plan.warps ? 1 : 0;
+        rows_per_step(kTeams * block.rows_per_tile) {
+    const int team = team_of<kTeams>(plan);
     const int row = team * block.rows_per_tile + threadIdx.x % 32 / 4;
     tiles_left = (block.outputs - team * block.rows_per_tile + rows_per_step - 1) / rows_per_step;
     columns_left = first_columns_left;
@@ -87,7 +90,7 @@ struct Producer {
   }
 
   __device__ static int first_column(const Plan& plan) {
-    return (threadIdx.x / 32 & (plan.warps - 1)) * kTurnElements + threadIdx.x % 4 * kLaneElements;
+    return warp_of_team<kTeams>(plan) * kTurnElements + threadIdx.x % 4 * kLaneElements;
   }
 
   // Ask for one stage; an empty commit past the end keeps the count of groups in flight.
@@ -123,7 +126,7 @@ struct Producer {
 
 // Put a warp's sums of one tile where the block can add them: `partial` is [row of W][row of
 // x][warp].
-template <int kRows>
+template <int kRows, int kTeams>
 __device__ __forceinline__ void publish_tile(const float (&acc)[kSegments][4], float* partial,
                                              const Plan& plan) {
   const int lane = threadIdx.x % 32;
@@ -132,8 +135,7 @@ __device__ __forceinline__ void publish_tile(const float (&acc)[kSegments][4], f
     const int m = lane % 4 * 2 + i % 2;
     const int row = lane / 4 + i / 2 * kHalfTile;
     if (m < kRows) {
-      partial[(row * kRows + m) * plan.warps + (threadIdx.x / 32 & (plan.warps - 1))] =
-          acc[0][i] + acc[1][i];
+      partial[(row * kRows + m) * plan.warps + warp_of_team<kTeams>(plan)] = acc[0][i] + acc[1][i];
     }
   }
 }
@@ -157,35 +159,37 @@ __device__ __forceinline__ void finish_outputs(const LinearArgs& args, const Pla
 }
 
 // Shared memory of one block: the ring, x, the warps' sums.
-template <int kRows>
+template <int kRows, int kTeams>
 inline int shared_bytes(const Plan& plan, bool with_ring) {
-  const int ring = with_ring ? plan.teams * plan.warps * kStages<kRows> * kStageBytes : 0;
+  const int ring = with_ring ? kTeams * plan.warps * kStages<kRows, kTeams> * kStageBytes : 0;
   const int passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
-  const int x = plan.warps * passes * Slice<kRows>::kPassWords * 16;
+  const int x = plan.warps * passes * Slice<kRows, kTeams>::kPassWords * 16;
   return ring + x +
          plan.tiles_per_block * kTileRows * kRows * plan.warps * static_cast<int>(sizeof(float));
 }
 
-template <typename T, int kRows>
-__global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 2 ? 2 : 1)
+template <typename T, int kRows, int kTeams>
+__global__ void __launch_bounds__(kTeams * kMaxWarps * 32, kTeams == 2  ? 1
+                                                           : kRows <= 2 ? 4
+                                                                        : 2)
     stream_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  char* const ring = shared + warp * (kStages<kRows> * kStageBytes) + lane * 16;
-  char* const ring_end = ring + kStages<kRows> * kStageBytes;
+  char* const ring = shared + warp * (kStages<kRows, kTeams> * kStageBytes) + lane * 16;
+  char* const ring_end = ring + kStages<kRows, kTeams> * kStageBytes;
   uint4* const shared_x =
-      reinterpret_cast<uint4*>(shared + plan.teams * plan.warps * kStages<kRows> * kStageBytes);
+      reinterpret_cast<uint4*>(shared + kTeams * plan.warps * kStages<kRows, kTeams> * kStageBytes);
 
   launch_dependents();
   const BlockRows rows = find_block_rows(args, plan);
-  const Slice<kRows> slice(shared_x, plan);
-  Producer producer(rows, plan, args.k);
-  NormWords<T, kRows, true> norm_words;
+  const Slice<kRows, kTeams> slice(shared_x, plan);
+  Producer<kTeams> producer(rows, plan, args.k);
+  NormWords<T, kRows, kTeams, true> norm_words;
   if (!args.weights_static) wait_for_inputs();
 #pragma unroll
-  for (int i = 0; i < kStages<kRows>; ++i) producer.produce(ring + i * kStageBytes);
+  for (int i = 0; i < kStages<kRows, kTeams>; ++i) producer.produce(ring + i * kStageBytes);
   norm_words.preload(args, slice);
   if (args.weights_static) wait_for_inputs();
 
@@ -193,25 +197,25 @@ __global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 2 ? 2 : 1
   // short.
   Output<T> output;
   if constexpr (kRows <= 2) output = Output<T>(args, rows, threadIdx.x, kRows);
-  prepare_rows<T, kRows, true>(args, plan, scratch, slice, norm_words);
-  if (plan.teams > 1) {
+  prepare_rows<T, kRows, kTeams, true>(args, plan, scratch, slice, norm_words);
+  if constexpr (kTeams > 1) {
     __syncthreads();
   } else {
     __syncwarp();
   }
-  float* const partial =
-      reinterpret_cast<float*>(shared_x + plan.warps * slice.passes * Slice<kRows>::kPassWords);
+  float* const partial = reinterpret_cast<float*>(shared_x + plan.warps * slice.passes *
+                                                                 Slice<kRows, kTeams>::kPassWords);
   const uint4* const x = slice.words + lane;  // of the row lane / 4, when there is one
   const bool has_row = lane / 4 < kRows;
   char* stage = ring;
   const int tiles = (rows.outputs + rows.rows_per_tile - 1) / rows.rows_per_tile;
-  for (int tile = warp >= plan.warps ? 1 : 0; tile < tiles; tile += plan.teams) {
+  for (int tile = team_of<kTeams>(plan); tile < tiles; tile += kTeams) {
     float acc[kSegments][4] = {};
 #pragma unroll 1
     for (int turn = 0; turn < plan.turns; ++turn) {
       // fetch_rows has waited for all that was asked for until then; each turn since asked for one
       // stage.
-      wait_copies<kStages<kRows> - 1>();
+      wait_copies<kStages<kRows, kTeams> - 1>();
       uint4 w[kSegments][2];
       uint4 v[kSegments];
 #pragma unroll
@@ -231,7 +235,7 @@ __global__ void __launch_bounds__(kMaxTeams * kMaxWarps * 32, kRows <= 2 ? 2 : 1
         multiply_segment<T>(acc[segment], w[segment][0], w[segment][1], v[segment]);
       }
     }
-    publish_tile<kRows>(acc, partial + tile * kTileRows * kRows * plan.warps, plan);
+    publish_tile<kRows, kTeams>(acc, partial + tile * kTileRows * kRows * plan.warps, plan);
   }
   __syncthreads();
   if constexpr (kRows > 2) output = Output<T>(args, rows, threadIdx.x, kRows);

@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 2)
   launch_dependents();
   wait_for_inputs();
   const BlockRows rows = find_block_rows(args, plan);
-  const Slice<kRows> slice(reinterpret_cast<uint4*>(shared), plan);
-  NormWords<T, kRows, false> norm_words;
+  const Slice<kRows, 1> slice(reinterpret_cast<uint4*>(shared), plan);
+  NormWords<T, kRows, 1, false> norm_words;
   norm_words.preload(args, slice);
-  prepare_rows<T, kRows, false>(args, plan, scratch, slice, norm_words);
+  prepare_rows<T, kRows, 1, false>(args, plan, scratch, slice, norm_words);
   __syncwarp();
-  float* const partial =
-      reinterpret_cast<float*>(shared) + plan.warps * slice.passes * Slice<kRows>::kPassWords * 4;
+  float* const partial = reinterpret_cast<float*>(shared) +
+                         plan.warps * slice.passes * Slice<kRows, 1>::kPassWords * 4;
   const uint4* const x = slice.words + lane;
   float* tile_partial = partial;
   for (int first = 0; first < rows.outputs; first += rows.rows_per_tile) {
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 2)
         multiply_segment<T>(acc[segment], w[0], w[1], v);
       }
     }
-    publish_tile<kRows>(acc, tile_partial, plan);
+    publish_tile<kRows, 1>(acc, tile_partial, plan);
     tile_partial += kTileRows * kRows * plan.warps;
   }
   __syncthreads();
