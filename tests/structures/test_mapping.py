@@ -121,11 +121,12 @@ def test_the_example_replaces_every_marked_layer() -> None:
     command = [sys.executable, str(ROOT / "examples" / "kernelize.py")]
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
-    out = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     # Per layer: two norms, q and k norm, the MLP and its activation; and the last norm. A
     # transformers that wants another version of kernels marks nothing; the MLP we mark ourselves.
     replaced = 13 if utils.is_kernels_available() else 2
     assert out.startswith(f"{replaced} layers replaced on ")
-    assert float(out.split("logits: ")[1]) < 1e-5
+    # On a GPU two ways to round the bf16 of a few layers are compared.
+    assert float(out.split("logits: ")[1]) < (1e-5 if "on cpu" in out else 2e-2)

@@ -51,7 +51,8 @@ def test_attach_transformers(monkeypatch, capsys, checkpoint):
     assert "Bound" in out
     assert "the host again, bit for bit: True" in out
     error = out.split("relative difference while attached: ")[1].split()[0]
-    assert float(error) < 1e-5
+    # On a GPU two ways to round the bf16 of a few layers are compared.
+    assert float(error) < (2e-2 if torch.cuda.is_available() else 1e-5)
 
 
 def test_structure_pipeline_decode(monkeypatch, capsys, checkpoint):
