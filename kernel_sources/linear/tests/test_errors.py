@@ -22,8 +22,8 @@ Ones = Callable[..., torch.Tensor]
 Case = tuple[str, Callable[[Ones], dict[str, Any]]]
 
 
-def make_ones(device: str) -> Ones:
-    def ones(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+def make_ones(device: str, usual: torch.dtype = BF16) -> Ones:
+    def ones(*shape: int, dtype: torch.dtype = usual) -> torch.Tensor:
         return torch.ones(shape, dtype=dtype, device=device)
 
     return ones
@@ -237,10 +237,7 @@ def test_devices(family: ModuleType, device: str, name: str) -> None:
 @pytest.mark.parametrize("function", ["linear", "linear_split", "gated_linear"])
 def test_fp32_on_cuda(family: ModuleType, cuda: str, function: str) -> None:
     """fp32 is refused with the cast to use."""
-
-    def ones(*shape: int) -> torch.Tensor:
-        return torch.ones(shape, device=cuda)
-
+    ones = make_ones(cuda, FP32)
     message = "x must be bfloat16 or float16 on CUDA: cast x and the weights with .to"
     with pytest.raises(ValueError, match=f"^{function}: {re.escape(message)}"):
         getattr(family, function)(**good_arguments(function, ones))

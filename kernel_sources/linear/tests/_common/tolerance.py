@@ -2,7 +2,9 @@
 
 A result passes when its error against an exact (fp32 or fp64) computation is at most twice the
 error that the same-dtype eager computation makes, in the maximum and in root mean square. One
-rounding into the result's dtype is always granted, as no kernel can avoid it.
+rounding into the result's dtype is always granted, as no kernel can avoid it. An fp32 result is
+granted ``FP32_ROUNDINGS``: its sums round at every step, in an order that each processor picks, so
+both errors are a few draws of chance and neither bounds the other.
 """
 
 from __future__ import annotations
@@ -11,12 +13,18 @@ import torch
 
 MAX_FACTOR = 2.0
 RMS_FACTOR = 1.5
+FP32_ROUNDINGS = 8
 INTEGER_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative error of one rounding to nearest: 2**-8 for bf16, 2**-11 for fp16."""
     return torch.finfo(dtype).eps / 2
+
+
+def granted(dtype: torch.dtype) -> float:
+    """Relative error that a result of ``dtype`` may always have."""
+    return unit_roundoff(dtype) * (FP32_ROUNDINGS if dtype == torch.float32 else 1)
 
 
 def assert_accurate(actual: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> None:
@@ -40,7 +48,7 @@ def assert_accurate(actual: torch.Tensor, exact: torch.Tensor, eager: torch.Tens
     error = torch.where(finite, actual64 - exact64, zero)
     baseline = torch.where(finite & eager64.isfinite(), eager64 - exact64, zero)
     magnitude = torch.where(finite, exact64, zero)
-    rounding = unit_roundoff(actual.dtype)
+    rounding = granted(actual.dtype)
 
     largest = MAX_FACTOR * baseline.abs().max() + rounding * magnitude.abs().max()
     worst = int(error.abs().argmax())
