@@ -175,21 +175,20 @@ def _close(graph: torch.cuda.CUDAGraph, pool: CudaPool) -> None:
         torch._C._cuda_releasePool(pool.device.index, pool.handle)
     graph.reset()
     _ABORTED.append(graph)
-    _release_generator(pool)
     pool.renew()
+    _release_generator(pool.device)
 
 
-def _release_generator(pool: CudaPool) -> None:
-    """Make the device's random numbers usable again.
+def _release_generator(device: torch.device) -> None:
+    """Make the device's random numbers usable again, on a stream that can record.
 
     ``capture_begin`` marks the default generator as capturing, and then random numbers outside a
     capture are an error. In torch 2.11 only a ``capture_end`` that succeeds takes the mark away,
     which leaves the seed and the offset as they are.
     """
-    written = torch.zeros(1, device=pool.device)  # an empty graph would be warned of
-    pool.renew()
+    written = torch.zeros(1, device=device)  # an empty graph would be warned of
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+    graph.capture_begin(capture_error_mode="thread_local")
     written.zero_()
     graph.capture_end()
     graph.reset()
