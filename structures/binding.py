@@ -32,6 +32,11 @@ class Overridden:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the host's own hook on subclassing: registries and warnings must not see us."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """``type(module)(...)`` makes a host: only the attached module is bound."""
+        host = vars(cls).get("_flashrt_host")
+        return super().__new__(cls) if host is None else host(*args, **kwargs)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle as the host: its class, and a state without the plan."""
         bound: type = type(self)

@@ -79,6 +79,23 @@ def test_pickle_and_torch_save_hold_the_host(attached: tuple) -> None:
     assert b"flash_rt" not in pickle.dumps(host.first)
 
 
+def test_a_model_made_from_the_attached_ones_class_is_a_host_of_its_own() -> None:
+    host, tokens = zoo.make("llama"), zoo.ids()
+    kind, norm = type(host), type(host.model.norm)
+    plan = structures.attach(host)
+    assert type(host) is not kind
+    other = zoo.redraw(type(host)(host.config), seed=8)
+    assert type(other) is kind
+    assert type(type(host.model.norm)(64)) is norm
+    wanted = zoo.redraw(kind(host.config), seed=8)
+    with torch.no_grad():
+        for _ in range(2):
+            host(input_ids=tokens, use_cache=False)
+            ours, theirs = (m(input_ids=tokens, use_cache=False).logits for m in (other, wanted))
+            assert torch.equal(ours, theirs)
+    plan.detach()
+
+
 def test_hooks_on_a_bound_region_fire(attached: tuple) -> None:
     host, wanted = attached
     seen: list[str] = []
