@@ -61,6 +61,8 @@ def read_embedding(base: nn.Module, path: str) -> EmbeddingSpec:
     table = base.get_submodule(path)
     if not isinstance(table, nn.Embedding) or table.max_norm is not None:
         raise NotThisForm(f"{path}: an nn.Embedding without max_norm is wanted")
+    if not isinstance(table._parameters.get("weight"), nn.Parameter):
+        raise NotThisForm(f"{path}: its weight is computed and no parameter")
     buffers = [float(b) for name, b in table.named_buffers() if _is_factor(name)]
     if buffers:
         return EmbeddingSpec(path, prod(buffers), rounded=True)

@@ -83,8 +83,15 @@ class Norm(Spec):
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether ``module`` computes ``x @ W.T + b`` through ``nn.Linear``'s own forward."""
-    return isinstance(module, nn.Linear) and host_class(module).forward is nn.Linear.forward
+    """Whether ``module`` computes ``x @ W.T + b`` through ``nn.Linear``'s own forward.
+
+    A weight that is computed (weight norm, pruning) is no parameter and makes it another form.
+    """
+    return (
+        isinstance(module, nn.Linear)
+        and host_class(module).forward is nn.Linear.forward
+        and isinstance(module._parameters.get("weight"), nn.Parameter)
+    )
 
 
 def child_named(children: Mapping[str, nn.Module], names: Iterable[str]) -> str | None:

@@ -77,7 +77,7 @@ def read_form(model: nn.Module) -> DecoderForm:
     if len(rotary) > 1 or len(rest) > len(rotary):
         raise NotThisForm(f"no loop reads {sorted(rest)} beside layers, embedding and norm")
     module = children[rotary[0]] if rotary else None
-    count = len(list(children[layers].children()))
+    count = len(children[layers]._modules)  # children() leaves out what is there twice
     types = _layer_types(base, module, count)
     return DecoderForm(path, embedding, layers, norm, rotary[0] if rotary else None, types)
 
@@ -91,6 +91,7 @@ def read_decoder(model: nn.Module, plan: Plan) -> DecoderSpec:
     from .wiring import prove_wiring
 
     form = read_form(model)
+    _check_own_code(model, form)
     layers, norm = layer_specs(plan, form), final_norm(plan, form)
     for module in (model, model.get_submodule(form.base)):
         _check_scalars(module)
@@ -161,6 +162,19 @@ def _one(children: dict[str, nn.Module], kind: type, what: str) -> str:
 def _is_rotary(module: nn.Module) -> bool:
     names = inspect.signature(module.forward).parameters
     return "position_ids" in names and not any(True for _ in module.parameters())
+
+
+def _check_own_code(model: nn.Module, form: DecoderForm) -> None:
+    """Refuse what the loop would pass over: forwards of instances, one layer at two places."""
+    for name, module in model.named_modules():
+        if "forward" in vars(module):
+            raise NotThisForm(f"{name or type(module).__name__} carries its own instance forward")
+    places: dict[int, str] = {}
+    for index in range(len(form.layer_types)):
+        path = form.layer_path(index)
+        first = places.setdefault(id(model.get_submodule(path)), path)
+        if first != path:
+            raise NotThisForm(f"{path} is the same module as {first}, and so are their caches")
 
 
 def _check_scalars(module: nn.Module) -> None:

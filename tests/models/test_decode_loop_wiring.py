@@ -15,6 +15,7 @@ import zoo
 from comparing import portrait
 from decoders import model
 from torch import nn
+from torch.nn.utils.prune import l1_unstructured
 
 from flash_rt import structures
 from flash_rt.structures.loops.sdpa import causal_attention
@@ -129,6 +130,74 @@ def test_logits_that_are_something_else(monkeypatch: pytest.MonkeyPatch) -> None
     cls = type(model("llama"))
     monkeypatch.setattr(cls, "forward", wrapped(cls, tempered))
     assert "logits: differs from the host by 1.1e-01" in refusal(model("llama"))
+
+
+def generated(animal: Any) -> torch.Tensor:
+    ids, mask = decoders.prompt(1, 7)
+    tokens: torch.Tensor = animal.generate(
+        ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0
+    )
+    return tokens
+
+
+def weight_norm(path: str) -> Callable[[Any], Any]:
+    normed = torch.nn.utils.parametrizations.weight_norm
+    return lambda animal: normed(animal.get_submodule(path))
+
+
+def pruned(path: str) -> Callable[[Any], Any]:
+    return lambda animal: l1_unstructured(animal.get_submodule(path), "weight", amount=0.5)
+
+
+def patched(path: str) -> Callable[[Any], Any]:
+    def change(animal: Any) -> None:
+        module = animal.get_submodule(path)
+        forward = module.forward
+
+        def mutant(*args: Any, **kwargs: Any) -> Any:
+            result = forward(*args, **kwargs)
+            if isinstance(result, torch.Tensor):
+                return result.roll(1, -1)
+            name = "logits" if hasattr(result, "logits") else "last_hidden_state"
+            result[name] = result[name].roll(1, -1)
+            return result
+
+        mutant.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        module.forward = mutant
+
+    return change
+
+
+def one_layer_twice(animal: Any) -> None:
+    animal.model.layers[1] = animal.model.layers[0]
+
+
+OWN_CODE = [
+    (weight_norm("lm_head"), "no vocabulary projection"),
+    (weight_norm("model.embed_tokens"), "its weight is computed and no parameter"),
+    (weight_norm("model.layers.0.self_attn.q_proj"), "1 of 2 decoder layers are not bound"),
+    (pruned("lm_head"), "no vocabulary projection"),
+    (pruned("model.embed_tokens"), "its weight is computed and no parameter"),
+    (pruned("model.layers.0.self_attn.q_proj"), "1 of 2 decoder layers are not bound"),
+    (patched(""), "LlamaForCausalLM carries its own instance forward"),
+    (patched("model"), "model carries its own instance forward"),
+    (patched("lm_head"), "lm_head carries its own instance forward"),
+    (one_layer_twice, "model.layers.1 is the same module as model.layers.0"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), OWN_CODE)
+def test_computed_weights_and_own_code_are_the_hosts(change: Any, reason: str) -> None:
+    animal = copy.deepcopy(model("llama"))
+    change(animal)
+    animal.eval()
+    wanted = generated(animal)
+    plan = structures.attach(animal)
+    assert torch.equal(generated(animal), wanted)
+    assert reason in plan.generation.refusal
+    assert plan.generation.looped == 0
+    plan.detach()
+    assert torch.equal(generated(animal), wanted)
 
 
 def test_a_number_on_the_model_that_no_loop_reads() -> None:
