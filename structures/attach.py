@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .binding import PLAN, Binder, guarded, host_class
+from .binding import PLAN, Binder, Overridden, guarded, host_class
 from .capture import CapturedForward
 from .discover import FLOATS
 from .kernels import KernelUnavailable
@@ -61,6 +61,8 @@ def attach(
         _bind(made, host, binder)
         made.captured = _capture(target, binder)
         made.generation = _open_generate(made, host, binder)
+        if not isinstance(host, Overridden):
+            binder.override(host, "plan")  # copies and pickles must leave the plan behind
     except BaseException:
         binder.restore()
         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import types
 
 import pytest
@@ -117,7 +119,13 @@ def test_forward_of_a_module_inside() -> None:
         for _ in range(3):
             assert deviation(host.first(x), wanted) < 1e-5
         assert plan.captured is not None and plan.captured.stats.replays == 2
+        copied, loaded = copy.deepcopy(host), pickle.loads(pickle.dumps(host))
+        for other in (copied, loaded):
+            assert type(other) is Model and type(other.first) is Mlp
+            assert vars(other).keys() == vars(model()).keys()
+            assert torch.equal(other.first(x), wanted)
     plan.detach()
+    assert type(host) is Model
 
 
 @pytest.mark.parametrize("forward", [print, lambda x: x, nn.Linear(2, 2).forward])
