@@ -1,7 +1,8 @@
 """Notices when a module is no longer what a graph has baked in.
 
 A graph holds addresses, so it is stale once a parameter, buffer or submodule has been replaced or
-moved. In-place writes are seen by the graph itself and need no new one.
+moved, and so it is once a field of a config has changed that chose the host's way. In-place writes
+are seen by the graph itself and need no new one.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ class Watch:
     """The addresses and parts of one module, and a counter of their changes.
 
     ``check()`` walks everything, once per forward or generate; on 400 parameters that is tens of
-    microseconds. ``generation`` is what a decode step compares; ``bump()`` advances it from
-    overrides of ``_apply`` and ``load_state_dict``.
+    microseconds. ``generation`` advances with every change found, or told through ``bump()``.
 
     Args:
         module: the root; everything below it is watched.
@@ -82,8 +82,8 @@ class Watch:
         # ones do, and then either the answer or the error says so; only tensors of one element
         # can be equal without being the same.
         try:
-            same = self._tables == self._copies
-        except (RuntimeError, TypeError):
+            same = self._tables == self._copies and self._configs == self._config_copies
+        except (RuntimeError, TypeError, ValueError):
             return False
         return (
             same
@@ -106,6 +106,10 @@ class Watch:
             tables += [module._modules, module._parameters, module._buffers]
         self._tables = [t for t in tables if t]
         self._copies = [dict(t) for t in self._tables]
+        configs = [vars(m).get("config") for m in modules]
+        fields = {id(c): vars(c) for c in configs if hasattr(c, "__dict__")}
+        self._configs: list[dict[str, Any]] = [*fields.values()]
+        self._config_copies = [dict(f) for f in self._configs]
         self._tensors: list[torch.Tensor] = []
         self._single: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         for table in self._tables:

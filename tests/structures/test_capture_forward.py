@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +131,22 @@ def test_replaced_tensors_drop_the_graphs(device: torch.device, change: str) -> 
         y = batch(device, seed=seed).to(x.dtype)
         same(c(y), m(y).detach())
     assert (c.stats.captures, c.stats.invalidations) == (2, 1)
+
+
+def test_a_changed_field_of_the_config_is_honoured(device: torch.device) -> None:
+    m = host(device)
+    m.config = types.SimpleNamespace(double=False)
+    m.forward = types.MethodType(  # type: ignore[method-assign]
+        lambda self, x: Host.forward(self, x, scale=2.0 if self.config.double else 1.0), m
+    )
+    c = captured(m)
+    x = batch(device)
+    for double in (False, True, False):
+        m.config.double = double
+        for _ in range(3):
+            same(c(x), m(x).detach())
+    assert counts(c) == (3, 6, 0)
+    assert c.stats.invalidations == 2
 
 
 def test_a_bumped_watch_drops_the_graphs(device: torch.device) -> None:
