@@ -43,19 +43,23 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     Raises:
         ValueError: a size out of range, or a model that the loop cannot run; the text lists the
             regions that are not bound and why, or says that its rotary does not allow ``max_len``.
+            A model that came unattached leaves unattached.
     """
     if max_len < 2:
         raise ValueError(f"decode_loop: max_len must be at least 2, got {max_len}")
     if not 1 <= batch_size <= MAX_BATCH:
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
     host = host_of(model)
-    plan: Plan = vars(host).get(PLAN) or attach(model)
+    attached: Plan | None = vars(host).get(PLAN)
+    plan = attached or attach(model)
     try:
         known = None if plan.generation is None else plan.generation.spec
         spec = known or read_decoder(host, plan)
         with plain_tensors(next(host.parameters()).device):
             BoundDecoder.of(host, spec, max_len=max_len, slots=max_len)
     except NotThisForm as reason:
+        if attached is None:
+            plan.detach()
         name = type(host).__name__
         raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None
     return DecodeLoop(host, spec, max_len=max_len, batch_size=batch_size)
@@ -99,6 +103,8 @@ class DecodeLoop:
             ValueError: a prompt that is empty, too long, not padded on the left or of ids outside
                 the vocabulary; more rows than ``batch_size``; new tokens beyond ``max_len``.
             TypeError: an option that greedy decoding does not have, by name.
+            LoopRefused: the model has since got a hook, training mode, an adapter or another
+                dtype, or the device has no memory for the cache.
         """
         for name, value in unsupported.items():
             raise TypeError(

@@ -7,11 +7,9 @@ prompt, where causal attention never looks. Longer ones run uncaptured on exact 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
 
-from ..capture import Backend, Graph, Pool
+from ..capture import Backend, Graph, GraphCache, Pool
 from ..catalogue.layer_math import Stream, layer_wide
 from .sdpa import causal_attention
 from .step import Step
@@ -28,7 +26,7 @@ class Prefill:
     def __init__(self, step: Step, backend: Backend, pool: Pool) -> None:
         self._step, self._families = step, step.families
         self._backend, self._pool = backend, pool
-        self._graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
+        self._graphs: GraphCache[Graph] = GraphCache(MAX_GRAPHS)
         lengths = step.state.lengths
         self._ids = lengths.new_zeros(CAPTURED, dtype=torch.int64)
         self._last = lengths.new_zeros(1, dtype=torch.int64)
@@ -41,10 +39,12 @@ class Prefill:
         if count <= CAPTURED and padded <= self._step.state.slots:
             self._captured(row, ids, padded)
             return
-        for start in range(0, count, CHUNK):
-            self._start.fill_(start)
-            stream = self._layers(row, ids[start : start + CHUNK], start)
-        self._start.zero_()
+        try:
+            for start in range(0, count, CHUNK):
+                self._start.fill_(start)
+                stream = self._layers(row, ids[start : start + CHUNK], start)
+        finally:  # captured prompts start at 0, also after one that ran out of memory
+            self._start.zero_()
         self._logits(row, stream.x[-1:], stream, slice(-1, None))
 
     def _captured(self, row: int, ids: torch.Tensor, padded: int) -> None:
@@ -56,7 +56,6 @@ class Prefill:
         key = (row, padded)
         graph = self._graphs.get(key)
         if graph is not None:
-            self._graphs.move_to_end(key)
             graph.replay()
             return
 
@@ -65,9 +64,7 @@ class Prefill:
             self._logits(row, stream.x.index_select(0, self._last), stream, self._last)
 
         work()
-        self._graphs[key] = self._backend.record(work, warmups=0, pool=self._pool)
-        if len(self._graphs) > MAX_GRAPHS:
-            self._graphs.popitem(last=False)[1].release()
+        self._graphs.put(key, self._backend.record(work, warmups=0, pool=self._pool))
 
     def _logits(
         self, row: int, x: torch.Tensor, stream: Stream, last: torch.Tensor | slice

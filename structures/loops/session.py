@@ -67,6 +67,7 @@ class Session:
     def graph(self, name: str) -> Graph:
         """The recording of ``step.greedy`` or ``step.forward``; get it before ``fill``."""
         if name not in self._graphs:
+            self.pool.join()
             self.state.begin(max_new=1, eos=())
             step = getattr(self.step, name)
             self._graphs[name] = self._backend.record(step, warmups=1, pool=self.pool)

@@ -13,6 +13,7 @@ import torch
 from decoders import host, model, prompt
 
 from flash_rt import structures
+from flash_rt.structures.loops import prefill
 
 ALL = [*decoders.DECODERS, *decoders.VARIANTS]
 
@@ -51,6 +52,25 @@ def test_long_prompts(name: str, width: int, monkeypatch: pytest.MonkeyPatch) ->
     ids, mask = prompt(1, width)
     wanted = host(name, ids, mask, max_new_tokens=6)
     with loop_of(name, max_len=640) as loop:
+        assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
+
+
+def test_a_long_prompt_that_fails_leaves_short_ones_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_rt.structures.loops.prefill.CHUNK", 200)
+    layers, failing = prefill.Prefill._layers, []
+
+    def run(self: Any, row: int, ids: torch.Tensor, start: int) -> Any:
+        if start in failing:
+            raise torch.OutOfMemoryError
+        return layers(self, row, ids, start)
+
+    monkeypatch.setattr(prefill.Prefill, "_layers", run)
+    ids, _ = prompt(1, 9)
+    with loop_of("llama", max_len=640) as loop:
+        wanted = loop.generate(ids, max_new_tokens=6)
+        failing.append(200)
+        with pytest.raises(torch.OutOfMemoryError):
+            loop.generate(prompt(1, 300)[0], max_new_tokens=6)
         assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
 
 

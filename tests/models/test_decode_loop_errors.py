@@ -77,7 +77,12 @@ def test_bad_sizes(sizes: dict[str, int], text: str) -> None:
 def test_what_is_no_dense_decoder_is_refused_with_reasons(name: str) -> None:
     with pytest.raises(ValueError, match="cannot run on the loop: ") as refused:
         structures.decode_loop(zoo.shared(name), max_len=64)
-    structures.attach(zoo.shared(name)).detach()
+    assert "_flashrt_plan" not in vars(zoo.shared(name))
+    plan = structures.attach(zoo.shared(name))
+    with pytest.raises(ValueError, match="cannot run on the loop: "):
+        structures.decode_loop(zoo.shared(name), max_len=64)
+    assert plan.attached
+    plan.detach()
     if name == "qwen3_moe":
         assert "2 of 2 decoder layers are not bound" in str(refused.value)
         assert "model.layers.1: one gated MLP is wanted" in str(refused.value)
