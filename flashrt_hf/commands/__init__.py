@@ -5,15 +5,48 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..host import DTYPES, default_device, default_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_HELP = "default: the first GPU, else cpu"
+DTYPE_HELP = f"{', '.join(DTYPES)}; default: bf16 on a GPU"
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print what a user can mend (a name, a size, a model that cannot run) as one message."""
+    """Print what a user can mend (a name, a size, a missing build) as one message."""
     import typer
+
+    from flash_rt.structures.kernels import KernelUnavailable
 
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, KernelUnavailable) as error:
         print(f"flash-rt: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """Where a model goes and what its parameters are cast to; empty text means the default.
+
+    Raises:
+        typer.BadParameter: no such device, or a dtype that is not in ``DTYPES``.
+    """
+    import torch
+    import typer
+
+    if dtype and dtype not in DTYPES:
+        raise typer.BadParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    try:
+        place = torch.device(device) if device else default_device()
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"device must be cpu, cuda or cuda:N, got {device!r}")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(f"device must be cpu, as torch sees no GPU, got {device!r}")
+    return place, DTYPES[dtype] if dtype else default_dtype(place)

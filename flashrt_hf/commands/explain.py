@@ -8,26 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from ..host import DTYPES, MODEL_HELP, default_device, default_dtype, load_host
-from . import plain_errors
+from ..host import MODEL_HELP, load_host
+from . import DEVICE_HELP, DTYPE_HELP, placement, plain_errors
 
 
 def command(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    device: Annotated[str, typer.Option(help="default: the first GPU, else cpu")] = "",
-    dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; default: bf16 on a GPU")] = "",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
+    dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
 ) -> None:
     """Print FlashRT's decision for every region of a model."""
-    import torch
-
     from flash_rt import structures
 
-    if dtype and dtype not in DTYPES:
-        raise typer.BadParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    place = torch.device(device) if device else default_device()
+    place, kind = placement(device, dtype)
     with plain_errors():
-        kind = DTYPES[dtype] if dtype else default_dtype(place)
         host = load_host(model, device=place, dtype=kind)
         table = structures.explain(structures.plan(host))
     if as_json:

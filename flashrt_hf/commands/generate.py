@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..host import DTYPES, MODEL_HELP, default_device, default_dtype, load_host, load_tokenizer
-from . import plain_errors
+from ..host import MODEL_HELP, load_host, load_tokenizer
+from . import DEVICE_HELP, DTYPE_HELP, placement, plain_errors
 
 
 def command(
@@ -17,18 +17,15 @@ def command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="tokens at most")] = 256,
     max_len: Annotated[int, typer.Option(help="length of the cache; default: as needed")] = 0,
     raw: Annotated[bool, typer.Option(help="continue the text; no chat template")] = False,
-    device: Annotated[str, typer.Option(help="default: the first GPU, else cpu")] = "",
-    dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; default: bf16 on a GPU")] = "",
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
+    dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
 ) -> None:
     """Answer a prompt greedily."""
-    import torch
     from transformers import TextStreamer
 
     from flash_rt import structures
 
-    if dtype and dtype not in DTYPES:
-        raise typer.BadParameter(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    place = torch.device(device) if device else default_device()
+    place, kind = placement(device, dtype)
     with plain_errors():
         tokenizer = load_tokenizer(model)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -43,9 +40,8 @@ def command(
         )
     ids = encoded["input_ids"].to(place)
     with plain_errors():
-        kind = DTYPES[dtype] if dtype else default_dtype(place)
         host = load_host(model, device=place, dtype=kind)
         structures.attach(host, host.forward)
         loop = structures.decode_loop(host, max_len=max_len or ids.shape[1] + max_new_tokens)
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    loop.generate(ids, max_new_tokens=max_new_tokens, streamer=streamer)
+        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        loop.generate(ids, max_new_tokens=max_new_tokens, streamer=streamer)

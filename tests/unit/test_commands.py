@@ -58,6 +58,14 @@ def test_unknown_dtype_is_refused():
         explain.command("tiny-qwen3", device="cpu", dtype="int3")
 
 
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:x"])
+def test_unknown_device_is_refused(device):
+    import typer
+
+    with pytest.raises(typer.BadParameter, match=f"must be cpu, cuda or cuda:N, got '{device}'"):
+        explain.command("tiny-qwen3", device=device)
+
+
 @pytest.fixture
 def small_real_model(monkeypatch, tmp_path):
     """A tiny random model with a byte tokenizer in the place of the real one."""
@@ -91,6 +99,32 @@ def test_generate_prints_what_the_host_would_say(small_real_model, capsys):
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8)
     said = real_model.tokenizer().decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     assert printed == said + "\n"
+
+
+def test_a_cache_too_short_for_the_request_is_one_line(small_real_model, capsys):
+    import typer
+
+    with pytest.raises(typer.Exit):
+        generate.command("smollm2", "Hello", max_new_tokens=8, max_len=4, device="cpu")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("flash-rt: decode_loop.generate: the prompt and one new token must fit")
+
+
+def test_a_missing_build_is_one_message(small_real_model, monkeypatch, capsys):
+    import typer
+
+    from flash_rt import kernel_loader
+    from flash_rt.structures import kernels
+
+    def missing(name, *, version):
+        raise RuntimeError(f"flashrt/{name}: no build of it runs here")
+
+    monkeypatch.setattr(kernel_loader, "load", missing)
+    kernels.family.cache_clear()
+    with pytest.raises(typer.Exit):
+        generate.command("smollm2", "Hello", max_new_tokens=4, device="cpu")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("flash-rt: attach: kernel family flashrt/")
 
 
 def test_demo_answers_with_the_hosts_tokens(small_real_model, capsys):
