@@ -18,17 +18,12 @@ Entry = TypeVar("Entry", bound=Releasable)
 
 
 class GraphCache(Generic[Entry]):
-    """At most ``capacity`` entries; the one that was not used for longest is released first.
-
-    Attributes:
-        evictions: entries released to make room.
-    """
+    """At most ``capacity`` entries; the one that was not used for longest is released first."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"GraphCache: capacity must be at least 1, got {capacity}")
         self.capacity = capacity
-        self.evictions = 0
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
 
     def __len__(self) -> int:
@@ -51,7 +46,6 @@ class GraphCache(Generic[Entry]):
             released.append(self._entries.pop(key))
         while len(self._entries) >= self.capacity:
             released.append(self._entries.popitem(last=False)[1])
-            self.evictions += 1
         for old in released:
             old.release()
         self._entries[key] = entry

@@ -20,12 +20,19 @@ from ..region import Region
 from . import attention_probes
 from .attention_form import OUTPUT, AttentionSpec, cropped_attention, propose_attention
 from .attention_probes import AttentionProbe
-from .base import Draw, Fast, Probe, Refusal, Structure, Survey
+from .base import (
+    MAX_FUSED_ROWS,
+    PROOF_WIDTH,
+    Draw,
+    Fast,
+    Probe,
+    Refusal,
+    Structure,
+    Survey,
+)
 from .rms_norm import RmsNorm
 from .spec import NotThisForm, Rows, is_linear
 
-MAX_FUSED_ROWS = 8
-PROOF_WIDTH = 128  # columns that a proof of meaning needs
 CACHES = ("past_key_values", "cache", "past_key_value")
 
 

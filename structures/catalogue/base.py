@@ -45,6 +45,9 @@ from ..region import Region
 
 Fast = Callable[..., Any]
 
+MAX_FUSED_ROWS = 8  # rows of one fused kernel; more run on torch's own products
+PROOF_WIDTH = 128  # columns that a proof of meaning needs
+
 # Attributes that describe sizes, places or training, and never the result of an eval forward.
 PASSIVE = frozenset(
     {

@@ -16,15 +16,21 @@ from torch import nn
 
 from ..region import Region
 from . import attention_probes
-from .attention import (
-    MAX_FUSED_ROWS,
-    PROOF_WIDTH,
-    Attention,
-    Middle,
-)
+from .attention import Attention, Middle
 from .attention_form import AttentionSpec, cropped_attention, cropped_linear, find_norm
 from .attention_probes import AttentionProbe
-from .base import Draw, Fast, Found, Probe, Refusal, Spec, Structure, Survey
+from .base import (
+    MAX_FUSED_ROWS,
+    PROOF_WIDTH,
+    Draw,
+    Fast,
+    Found,
+    Probe,
+    Refusal,
+    Spec,
+    Structure,
+    Survey,
+)
 from .gated_mlp import GatedMlp, GatedMlpSpec
 from .layer_math import BoundLayer, Families, Stream, layer_fused, layer_wide, settle
 from .linear import LinearSpec

@@ -17,12 +17,10 @@ from torch import nn
 
 from .. import kernels
 from ..region import Region
-from .base import Fast, Refusal, Spec, Structure, Survey
+from .base import MAX_FUSED_ROWS, PROOF_WIDTH, Fast, Refusal, Spec, Structure, Survey
 from .forms import activations, few_owners, takes_one_tensor, with_activation
-from .linear import MAX_FUSED_ROWS, LinearSpec, leaf_specs
+from .linear import LinearSpec, leaf_specs
 from .spec import activation_value
-
-PROOF_WIDTH = 128  # columns that a proof of meaning needs
 
 
 @dataclass(frozen=True)

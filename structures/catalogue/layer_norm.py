@@ -13,7 +13,7 @@ from .. import kernels
 from ..region import Region
 from .base import Draw, Fast, Probe, Refusal, Spec, Structure, Survey
 from .forms import own_vectors, takes_one_tensor
-from .rms_norm import EPS_NAMES, read_eps
+from .rms_norm import EPS_NAMES, eps_probe, read_eps
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class LayerNorm(Structure):
 
     def probes(self, spec: Any, module: nn.Module, draw: Draw) -> Iterator[Probe]:
         yield from super().probes(spec, module, draw)
-        # Values of the size of sqrt(eps): any other eps shows.
-        scale = max(spec.eps, 1e-30) ** 0.5
-        yield Probe(f"input scale {scale:.1e}", (draw(1, 5, spec.size, scale=scale),))
+        yield eps_probe(spec.eps, spec.size, draw)
 
     def reference(
         self, spec: LayerNormSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any

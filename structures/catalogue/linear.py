@@ -16,11 +16,10 @@ from torch import nn
 
 from .. import kernels
 from ..region import Region
-from .base import Fast, Refusal, Spec, Structure, Survey
+from .base import MAX_FUSED_ROWS, Fast, Refusal, Spec, Structure, Survey
 from .forms import activations, few_owners, takes_one_tensor, with_activation
-from .spec import activation_value
+from .spec import activation_value, module_at
 
-MAX_FUSED_ROWS = 8
 # Bounds what a proof adds to the peak of memory: 64 MB as fp32.
 CAST_ELEMENTS = 16 << 20
 # Rows of a weight are alike: this many of them prove what all of them mean.
@@ -41,10 +40,9 @@ class LinearSpec(Spec):
 
     def tensors(self, module: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight as ``[N, K]`` (a view) and bias, found through the region's module."""
-        for name in filter(None, self.path.split(".")):
-            module = module._modules[name]  # type: ignore[assignment]
-        weight: Any = module._parameters["weight"]
-        return weight.t() if self.transposed else weight, module._parameters.get("bias")
+        parameters: Any = module_at(module, self.path)._parameters
+        weight = parameters["weight"]
+        return weight.t() if self.transposed else weight, parameters.get("bias")
 
     def shapes(self, module: nn.Module, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
         """Parameter shapes of the same layer with other sizes, for a proof of meaning."""
@@ -54,11 +52,6 @@ class LinearSpec(Spec):
         if self.tensors(module)[1] is not None:
             shapes[f"{prefix}bias"] = (rows,)
         return shapes
-
-    def apply(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The product through torch, for any number of rows; no activation."""
-        weight, bias = self.tensors(module)
-        return F.linear(x, weight, bias)
 
     def wide(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The product in the dtype of ``x``: what references use. Some rows at a time are cast."""

@@ -12,10 +12,10 @@ from torch import nn
 
 from .. import kernels
 from ..region import Region
-from .base import Fast, Refusal, Spec, Structure, Survey
+from .base import MAX_FUSED_ROWS, Fast, Refusal, Spec, Structure, Survey
 from .forms import activations, with_activation
 from .gated_mlp import linear_parts, sizes
-from .linear import MAX_FUSED_ROWS, LinearSpec
+from .linear import LinearSpec
 from .spec import activation_value
 
 

@@ -60,9 +60,7 @@ class RmsNorm(Structure):
 
     def probes(self, spec: Any, module: nn.Module, draw: Draw) -> Iterator[Probe]:
         yield from super().probes(spec, module, draw)
-        # Values of the size of sqrt(eps): any other eps shows.
-        scale = max(spec.eps, 1e-30) ** 0.5
-        yield Probe(f"input scale {scale:.1e}", (draw(1, 5, spec.size, scale=scale),))
+        yield eps_probe(spec.eps, spec.size, draw)
 
     def reference(
         self, spec: RmsNormSpec, module: nn.Module, *args: Any, dtype: torch.dtype, **kwargs: Any
@@ -83,6 +81,12 @@ class RmsNorm(Structure):
             return rms_norm(x, weight, eps=eps, zero_centered=zero_centered)
 
         return fast
+
+
+def eps_probe(eps: float, size: int, draw: Draw) -> Probe:
+    """Values of the size of ``sqrt(eps)``: any other eps shows."""
+    scale = max(eps, 1e-30) ** 0.5
+    return Probe(f"input scale {scale:.1e}", (draw(1, 5, size, scale=scale),))
 
 
 def read_eps(module: nn.Module) -> float | Refusal | None:

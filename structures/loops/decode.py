@@ -10,6 +10,7 @@ from torch import nn
 
 from ..attach import attach
 from ..binding import PLAN
+from ..catalogue.base import MAX_FUSED_ROWS
 from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
@@ -18,7 +19,7 @@ from .request import Request, read_request
 from .session import Session, Sessions, plain_tensors
 from .step import BoundDecoder
 
-MAX_BATCH = 8  # rows of one fused kernel
+MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
 
 
 class Streamer(Protocol):
