@@ -20,6 +20,7 @@ from .plan import (
     host_of,
     make_plan,
 )
+from .quiet import proofs_alone
 
 
 def attach(
@@ -45,6 +46,11 @@ def attach(
     host = host_of(model)
     target = _target(model, host, forward)
     settings = Settings(_checked_precision(precision), _path_of(host, target))
+    with proofs_alone:
+        return _attach(host, target, settings)
+
+
+def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
     existing: Plan | None = vars(host).get(PLAN)
     if existing is not None:
         if existing.settings != settings:

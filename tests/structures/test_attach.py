@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import types
 
 import pytest
@@ -81,6 +82,27 @@ def test_attach_twice_returns_the_same_plan() -> None:
     plan.detach()
     assert not plan.attached
     plan.detach()
+
+
+def test_threads_that_attach_at_once_get_one_plan() -> None:
+    host, plans = model(), []
+    start = threading.Barrier(4)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+
+    def run() -> None:
+        start.wait()
+        plans.append(structures.attach(host))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(plans) == 4
+    assert len(set(map(id, plans))) == 1
+    plans[0].detach()
+    assert type(host) is Model
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
 def test_other_settings_ask_for_detach() -> None:
@@ -415,8 +437,6 @@ def test_one_layer_that_differs_by_its_index_is_refused() -> None:
 
 
 def test_a_module_that_cannot_be_copied_is_refused() -> None:
-    import threading
-
     host = model()
     host.first.act.lock = threading.Lock()
     decisions = rows(structures.plan(host))
