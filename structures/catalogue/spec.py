@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -22,14 +21,9 @@ class NotThisForm(Exception):
     """The module is not of the form asked for; the message is the rule and the value."""
 
 
-@cache
-def _names(path: str) -> tuple[str, ...]:
-    return tuple(filter(None, path.split(".")))
-
-
 def module_at(region: nn.Module, path: str) -> nn.Module:
     """The module at a dotted ``path``; ``""`` is the region. Cheaper than ``get_submodule``."""
-    for name in _names(path):
+    for name in path.split(".") if path else ():
         region = region._modules[name]  # type: ignore[assignment]
     return region
 
