@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .binding import PLAN, Binder, Overridden, guarded, host_class
+from .binding import PLAN, Binder, Overridden, guarded, host_class, proven_numbers
 from .capture import CapturedForward
 from .discover import FLOATS
 from .kernels import KernelUnavailable
@@ -112,7 +112,8 @@ def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
             dtypes=FLOATS if own is torch.float64 else (own,),
             device=device.type,
         )
-        binder.override(region.module, (candidate.structure.name, candidate.spec), forward=forward)
+        key = (candidate.structure.name, candidate.spec, proven_numbers(region.module))
+        binder.override(region.module, key, forward=forward)
 
 
 def _capture(module: nn.Module, binder: Binder) -> CapturedForward:

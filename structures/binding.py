@@ -12,10 +12,13 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
 from torch import nn
+
+from .capture.watch import plain_attributes
 
 PLAN = "_flashrt_plan"
 _NEW = copyreg.__newobj__  # type: ignore[attr-defined]
@@ -158,8 +161,9 @@ def guarded(
     """A forward that runs ``fast`` where the proof holds and the host's own everywhere else.
 
     The host answers in training mode, under autograd or autocast, for inputs of another dtype or
-    device, when a module inside has a hook or another class than at the proof (an adapter, a
-    parametrisation), and whenever ``fast`` returns ``NotImplemented``.
+    device, when a module inside has a hook, another class (an adapter, a parametrisation) or
+    another number (an eps, a scale) than at the proof, and whenever ``fast`` returns
+    ``NotImplemented``.
     """
     intact = _intact(example)
     autocast = torch.is_autocast_enabled
@@ -202,8 +206,14 @@ def _alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _intact(example: nn.Module) -> Callable[[nn.Module], bool]:
     """A check that a module and those inside are of the proven classes and carry no own code.
 
-    Own code is a forward of the instance, or inside the region a hook.
+    Own code is a forward of the instance, or inside the region a hook. Plain attributes must have
+    the proven values.
     """
+    numbers = tuple(
+        (i, itemgetter(*values), itemgetter(*values)(values))
+        for i, values in enumerate(map(plain_attributes, example.modules()))
+        if values
+    )
     order = {name: i for i, (name, _) in enumerate(example.named_modules())}
     steps = []
     for name, module in example.named_modules():
@@ -229,6 +239,17 @@ def _intact(example: nn.Module) -> Callable[[nn.Module], bool]:
             ):
                 return False
             found.append(part)
+        try:
+            for i, read, values in numbers:
+                if read(found[i].__dict__) != values:
+                    return False
+        except KeyError:
+            return False
         return True
 
     return intact
+
+
+def proven_numbers(module: nn.Module) -> tuple[Any, ...]:
+    """Plain attributes of a module and those inside, to tell kinds of regions apart."""
+    return tuple(tuple(plain_attributes(inner).items()) for inner in module.modules())

@@ -176,7 +176,7 @@ class CapturedForward:
         kwargs: dict[str, Any],
     ) -> Any:
         before = self.watch.versions()
-        result = self._forward(*args, **kwargs)
+        result = self.watch.apart_from_own_writes(self._forward, *args, **kwargs)
         try:
             if self.watch.versions() != before:
                 raise NotCapturableError("the call writes the module's own parameters or buffers")

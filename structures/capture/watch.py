@@ -1,13 +1,14 @@
 """Notices when a module is no longer what a graph has baked in.
 
 A graph holds addresses, so it is stale once a parameter, buffer or submodule has been replaced or
-moved, and so it is once a field of a config has changed that chose the host's way. In-place writes
-are seen by the graph itself and need no new one.
+moved, or once a plain attribute (an eps, a scale) or a field of a config that chose the host's way
+has changed. In-place writes are seen by the graph itself and need no new one.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,25 @@ _pointer = torch.Tensor.data_ptr
 # One call in CUDA builds of torch, against 60 ns for each parameter.
 _pointers_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 _COLLECTOR = "transformers.utils.output_capturing"
+_PLAIN = (bool, int, float, str, type(None))
+# Sizes that shapes tell, places, and what does nothing in eval mode: many, and without effect.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("training", "gradient_checkpointing", "in_features", "out_features", "layer_idx"),
+        *("hidden_size", "intermediate_size", "vocab_size", "num_embeddings", "embedding_dim"),
+    }
+)
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Numbers, texts and switches that a module keeps as public attributes."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, _PLAIN)
+        and name not in _WITHOUT_EFFECT
+        and not (name.startswith("_") or "dropout" in name)
+    }
 
 
 class Watch:
@@ -37,6 +57,7 @@ class Watch:
         self.generation = 0
         self._module = module
         self._versioned = versions
+        self._moving: set[tuple[int, str]] = set()
         self._look()
 
     @property
@@ -73,6 +94,31 @@ class Watch:
         """Counts of in-place writes to every parameter and buffer; 0 for inference tensors."""
         return [0 if t.is_inference() else t._version for t in self._tensors]
 
+    def apart_from_own_writes(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``call(...)``; attributes that it writes itself (a counter) are not watched from then on.
+
+        A replay leaves them as they are.
+        """
+        before = self._read_attributes()
+        result = call(*args, **kwargs)
+        if self._read_attributes() != before:
+            pairs = zip(self._attributes, before, strict=True)
+            self._moving |= {(id(d), name) for (d, name), old in pairs if d.get(name) != old}
+            self._look_at_attributes()
+        return result
+
+    def _read_attributes(self) -> list[Any]:
+        return [table.get(name) for table, name in self._attributes]
+
+    def _look_at_attributes(self) -> None:
+        self._attributes = [
+            (vars(module), name)
+            for module in self._module.modules()
+            for name in plain_attributes(module)
+            if (id(vars(module)), name) not in self._moving
+        ]
+        self._values = self._read_attributes()
+
     def storages(self) -> set[int]:
         """Addresses of the memory that holds the parameters and buffers."""
         return {t.untyped_storage().data_ptr() for t in self._tensors}
@@ -87,6 +133,7 @@ class Watch:
             return False
         return (
             same
+            and self._read_attributes() == self._values
             and all(table.get(name) is tensor for table, name, tensor in self._single)
             and self._same_pointers()
             and (not self._versioned or self.versions() == self._versions)
@@ -101,6 +148,7 @@ class Watch:
         modules = [*self._module.modules()]
         self._vars = [vars(m) for m in modules if "training" in vars(m)]
         self._forwards = {id(d): d["forward"] for d in self._vars if "forward" in d}
+        self._look_at_attributes()
         tables: list[dict[str, Any]] = []
         for module in modules:
             tables += [module._modules, module._parameters, module._buffers]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isclose
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..binding import host_class
 from ..capture import Graph, Watch, backend_for
+from ..capture.watch import plain_attributes
+from ..catalogue.attention import Attention
+from ..catalogue.head import propose_head, read_embedding
 from ..catalogue.layer_math import Families
 from ..discover import FLOATS
 from .cache import StaticState
@@ -109,6 +114,9 @@ class Sessions:
         self._watch = Watch(model)
         self._generation = self._watch.generation
         self._kinds = {name: host_class(module) for name, module in model.named_modules()}
+        self._attributes = self._read_attributes()
+        self._buffers = [*model.buffers()]
+        self._written = self._writes()
 
     @contextmanager
     def use(self, batch: int, max_len: int) -> Iterator[Session]:
@@ -138,18 +146,52 @@ class Sessions:
 
     def _look_again(self) -> None:
         """Drop sessions whose addresses are stale; refuse a model that is another one now."""
-        reason = self._watch.check()
+        if self._writes() != self._written:  # rotary tables and factors are made from buffers
+            self._watch.bump()
+        reason = self._watch.check() or self._other_head()
         if self._watch.generation != self._generation:
             self._kept.clear()
+            self._buffers = [*self._model.buffers()]
+            self._written = self._writes()
             reason = reason or self._changed()
             if reason is None:
                 self._generation = self._watch.generation
         if reason is not None:
             raise LoopRefused(reason)
 
+    def _read_attributes(self) -> dict[str, Any]:
+        """Plain attributes by path, and the fields of the configuration that masks follow.
+
+        Those of the rotary are read again for every session.
+        """
+        form, found = self._spec.form, {}
+        rotary = None if form.rotary is None else f"{form.base}.{form.rotary}"
+        for name, module in self._model.named_modules():
+            if name != rotary:
+                for attribute, value in plain_attributes(module).items():
+                    found[f"{name}.{attribute}" if name else attribute] = value
+        config = getattr(self._model.get_submodule(form.base), "config", None)
+        for field in sorted(Attention.config_reads | {"layer_types"}):
+            found[f"config.{field}"] = getattr(config, field, None)
+        return found
+
+    def _writes(self) -> list[int]:
+        """Counts of in-place writes to every buffer; 0 for inference tensors."""
+        return [0 if b.is_inference() else b._version for b in self._buffers]
+
+    def _other_head(self) -> str | None:
+        """Why the configuration now says something else of the logits than the proof found."""
+        head = self._spec.head
+        if head not in propose_head(self._model, head.norm, getattr(self._model, "config", None)):
+            return "the configuration gives the logits another scale or cap than was proven"
+        return None
+
     def _changed(self) -> str | None:
         """What is no longer as it was when the loop was proven: an adapter, another dtype."""
         modules = dict(self._model.named_modules())
+        for name, module in modules.items():
+            if "forward" in vars(module):
+                return f"{name or type(module).__name__} carries its own instance forward"
         for name, kind in self._kinds.items():
             now = modules.pop(name, None)
             if now is None or host_class(now) is not kind:
@@ -157,6 +199,23 @@ class Sessions:
                 return f"{name} was a {kind.__name__} when the loop was proven and is {found}"
         if modules:
             return f"{next(iter(modules))} was not there when the loop was proven"
+        return self._other_numbers() or self._other_dtype()
+
+    def _other_numbers(self) -> str | None:
+        now, then = self._read_attributes(), self._attributes
+        for name, proven in then.items():
+            if now.get(name) != proven:
+                return f"{name} was {proven!r} when the loop was proven and is {now.get(name)!r}"
+        base = self._model.get_submodule(self._spec.form.base)
+        factor = read_embedding(base, self._spec.form.embedding).scale
+        if not isclose(factor, self._spec.embedding.scale, rel_tol=1e-2):
+            return (
+                f"the embedding's factor was {self._spec.embedding.scale} when the loop was proven "
+                f"and is {factor}"
+            )
+        return None
+
+    def _other_dtype(self) -> str | None:
         dtypes = {p.dtype for p in self._model.parameters()}
         if len(dtypes) > 1 or not dtypes <= set(FLOATS):
             return f"parameters are {', '.join(sorted(map(str, dtypes)))}"

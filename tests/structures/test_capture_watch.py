@@ -75,6 +75,25 @@ def test_changes_are_noticed_once(change: Callable[[Host], None]) -> None:
     assert watch.generation == 1
 
 
+def test_a_number_is_noticed_unless_calls_change_it_themselves() -> None:
+    m = host(CPU)
+    watch = Watch(m)
+    m.inner.scale = 2.0  # new, so that nothing has read it
+    assert watch.check() is None
+    watch = Watch(m)
+    m.inner.scale = 3.0
+    watch.check()
+    assert watch.generation == 1
+    watch.apart_from_own_writes(m, torch.zeros(3, 8))
+    m.calls += 1
+    watch.check()
+    assert watch.generation == 1
+    m.inner.scale = 2.0
+    m.calls += 1
+    watch.check()
+    assert watch.generation == 2
+
+
 def test_in_place_writes_matter_only_to_packed_copies() -> None:
     m = host(CPU)
     watch, packed = Watch(m), Watch(m, versions=True)
