@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
+
+from flash_rt.kernel_loader import local_overrides
 
 from .kernels import VERSION
 
@@ -44,6 +45,7 @@ def layer_mapping(
 
     Raises:
         FileNotFoundError: ``local`` does not hold every family.
+        ValueError: an entry of LOCAL_KERNELS is not ``repo_id=path``.
     """
     from kernels import LayerRepository, LocalLayerRepository
 
@@ -76,6 +78,5 @@ def _folders(local: str | Path | None) -> dict[str, Path]:
                 f"none for {missing}; run `flash-rt kernels build`"
             )
         return folders
-    entries = [e.partition("=") for e in os.environ.get("LOCAL_KERNELS", "").split(":") if e]
-    overrides = {name: Path(path) for name, _, path in entries}
+    overrides = local_overrides()
     return {f: overrides[f"flashrt/{f}"] for f in families if f"flashrt/{f}" in overrides}

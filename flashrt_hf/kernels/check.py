@@ -30,10 +30,10 @@ _LIBRARIES = re.compile(
 _LOAD = """
 import ctypes, sys
 import torch
-if len(sys.argv) > 2 and torch.version.cuda is None:
-    ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+if len(sys.argv) > 3 and torch.version.cuda is None:
+    ctypes.CDLL(sys.argv[3], mode=ctypes.RTLD_GLOBAL)
 from kernels import get_kernel
-module = get_kernel(sys.argv[1], version=1, check_arch=False)
+module = get_kernel(sys.argv[1], version=int(sys.argv[2]), check_arch=False)
 print(module.__name__)
 """
 _STREAM_STAND_IN = """
@@ -140,7 +140,7 @@ def _load_problems(family: Family, path: Path, identifier: str) -> list[str]:
     takes its place, so that everything else about loading is still proven.
     """
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [sys.executable, "-c", _LOAD, family.repo_id]
+        arguments = [sys.executable, "-c", _LOAD, family.repo_id, str(family.version)]
         if any(path.glob("*.so")):
             source = Path(folder, "stream.cpp")
             source.write_text(_STREAM_STAND_IN)

@@ -17,7 +17,7 @@ from flash_rt.flashrt_hf.kernels.manifest import (
     Workspace,
     find_workspace,
 )
-from flash_rt.kernel_loader import load_from_library
+from flash_rt.kernel_loader import load_from_library, local_overrides
 
 
 class KernelNotFoundError(RuntimeError):
@@ -30,21 +30,6 @@ class Candidate:
 
     path: Path
     rejected: str | None
-
-
-def local_overrides() -> dict[str, Path]:
-    """The entries of LOCAL_KERNELS, as the ``kernels`` library reads them.
-
-    Raises:
-        ValueError: an entry is not ``repo_id=path``.
-    """
-    overrides = {}
-    for entry in filter(None, os.environ.get("LOCAL_KERNELS", "").split(":")):
-        repo_id, separator, path = entry.partition("=")
-        if not separator:
-            raise ValueError(f"LOCAL_KERNELS: an entry must be repo_id=path, got {entry!r}")
-        overrides[repo_id] = Path(path)
-    return overrides
 
 
 def environment_line(workspace: Workspace) -> str:

@@ -5,6 +5,8 @@ structures may not import flashrt_hf, so importing ``flash_rt`` puts flashrt_hf'
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
@@ -21,6 +23,21 @@ def load_from_library(name: str, *, version: int) -> ModuleType:
 
     module: ModuleType = get_kernel(f"flashrt/{name}", version=version)
     return module
+
+
+def local_overrides() -> dict[str, Path]:
+    """The entries of LOCAL_KERNELS, as the ``kernels`` library reads them.
+
+    Raises:
+        ValueError: an entry is not ``repo_id=path``.
+    """
+    overrides = {}
+    for entry in filter(None, os.environ.get("LOCAL_KERNELS", "").split(":")):
+        repo_id, separator, path = entry.partition("=")
+        if not separator:
+            raise ValueError(f"LOCAL_KERNELS: an entry must be repo_id=path, got {entry!r}")
+        overrides[repo_id] = Path(path)
+    return overrides
 
 
 load: Loader = load_from_library
