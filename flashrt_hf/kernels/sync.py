@@ -13,6 +13,7 @@ def places(family: Family) -> dict[str, Path]:
         "csrc": family.path / "csrc" / "common",
         "python": family.package / "_common",
         "tests": family.path / "tests" / "_common",
+        "benchmarks": family.path / "benchmarks" / "_common",
     }
 
 

@@ -14,7 +14,12 @@ def test_copies_in_this_checkout_are_identical(name):
 
 def test_copies_changes_and_removes(workspace, family):
     common = workspace.sources / "common"
-    for folder, name in (("csrc", "a.h"), ("python", "sub/b.py"), ("tests", "c.py")):
+    for folder, name in (
+        ("csrc", "a.h"),
+        ("python", "sub/b.py"),
+        ("tests", "c.py"),
+        ("benchmarks", "d.py"),
+    ):
         path = common / folder / name
         path.parent.mkdir(parents=True)
         path.write_text(name)
@@ -29,6 +34,8 @@ def test_copies_changes_and_removes(workspace, family):
 
     where = "kernel_sources/scale"
     assert sorted(changes) == [
+        f"{where}/benchmarks/_common/d.py: is missing, copy of"
+        " kernel_sources/common/benchmarks/d.py",
         f"{where}/csrc/common/a.h: is missing, copy of kernel_sources/common/csrc/a.h",
         f"{where}/csrc/common/old.h: has no original in kernel_sources/common",
         f"{where}/flake.nix: differs from kernel_sources/common/flake.nix",

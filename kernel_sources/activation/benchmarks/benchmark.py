@@ -10,18 +10,14 @@ are compared with torch before anything is timed. Run it with LOCAL_KERNELS set
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from _common.timing import Call, time_interleaved
 from kernels import get_kernel
 
 COLD_BYTES = 256 << 20  # of inputs in one graph; no L2 is larger than 128 MB
 MAX_SETS = 200
-ROUNDS = 20
-
-Call = Callable[..., object]
 
 
 def main() -> None:
@@ -71,37 +67,6 @@ def report(name: str, fused: Call, eager: Call, rows: int, dim: int, passes: int
     ])  # fmt: skip
     rate = passes * rows * dim * 2 / ours / 1e3
     print(f"{name:20}{rows:7}{dim:7}{ours:10.2f}{theirs:10.2f}{rate:8.0f}")
-
-
-def time_interleaved(*alternatives: list[Call]) -> list[float]:
-    """Median microseconds of one call of each alternative, replayed in turns."""
-    graphs = [record(calls) for calls in alternatives]
-    times: list[list[float]] = [[] for _ in graphs]
-    for _ in range(ROUNDS):
-        for graph, samples in zip(graphs, times, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(start.elapsed_time(end) * 1e3)
-    return [
-        statistics.median(samples) / len(calls)
-        for samples, calls in zip(times, alternatives, strict=True)
-    ]
-
-
-def record(calls: list[Call]) -> torch.cuda.CUDAGraph:
-    for call in calls[:3]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from _common.timing import time_interleaved
 from kernels import get_kernel
 
 COLD_BYTES = 512 << 20  # of weights in one graph; no L2 is larger than 128 MB
-ROUNDS = 20
 EPS = 1e-6
 
 
@@ -112,32 +112,6 @@ def make_cases(shape: Shape, rows: int) -> list[Case]:
     ]
 
 
-def capture(
-    call: Callable[..., torch.Tensor], x: torch.Tensor, sets: list[list[torch.Tensor]]
-) -> torch.cuda.CUDAGraph:
-    """A graph of one call a set."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call(x, sets[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for weights in sets:
-            call(x, weights)
-    return graph
-
-
-def replay_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Microseconds of one call."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / calls
-
-
 def check(case: Case, x: torch.Tensor, weights: list[torch.Tensor]) -> None:
     """Fused and eager agree to what bf16 can show."""
     fused, eager = case.fused(x, weights).double(), case.eager(x, weights).double()
@@ -158,12 +132,10 @@ def measure(case: Case, rows: int) -> tuple[float, float]:
     ]
     x = torch.randn(rows, case.k, dtype=torch.bfloat16, device="cuda")
     check(case, x, sets[0])
-    graphs = [capture(call, x, sets) for call in (case.fused, case.eager)]
-    times: list[list[float]] = [[], []]
-    for _ in range(ROUNDS):
-        for graph, taken in zip(graphs, times, strict=True):
-            taken.append(replay_us(graph, count))
-    return statistics.median(times[0]), statistics.median(times[1])
+    fused, eager = time_interleaved(
+        *([partial(call, x, weights) for weights in sets] for call in (case.fused, case.eager))
+    )
+    return fused, eager
 
 
 def main() -> None:

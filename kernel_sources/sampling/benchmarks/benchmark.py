@@ -10,16 +10,12 @@ compared with torch before anything is timed. Run it with LOCAL_KERNELS set
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable
 
 import torch
+from _common.timing import ROUNDS, time_interleaved
 from kernels import get_kernel
 
 CALLS = 200
-ROUNDS = 20
-
-Call = Callable[..., object]
 
 
 def main() -> None:
@@ -62,37 +58,6 @@ def report(sampling, dtype: torch.dtype, rows: int, vocab: int) -> None:
     )
     name = str(dtype).removeprefix("torch.")
     print(f"{name:10}{rows:6}{vocab:8}{ours:10.2f}{theirs:10.2f}{step:13.2f}")
-
-
-def time_interleaved(*alternatives: list[Call]) -> list[float]:
-    """Median microseconds of one call of each alternative, replayed in turns."""
-    graphs = [record(calls) for calls in alternatives]
-    times: list[list[float]] = [[] for _ in graphs]
-    for _ in range(ROUNDS):
-        for graph, samples in zip(graphs, times, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(start.elapsed_time(end) * 1e3)
-    return [
-        statistics.median(samples) / len(calls)
-        for samples, calls in zip(times, alternatives, strict=True)
-    ]
-
-
-def record(calls: list[Call]) -> torch.cuda.CUDAGraph:
-    for call in calls[:3]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 if __name__ == "__main__":
