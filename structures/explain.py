@@ -64,7 +64,13 @@ class Table:
 
 
 def explain(plan: Plan) -> Table:
-    """What runs where, and why: every module that owns a parameter or buffer is in one row."""
+    """What runs where, and why: every module that owns a parameter or buffer is in one row.
+
+    Raises:
+        TypeError: not a plan.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"explain: plan must be what attach returned, got {type(plan).__name__}")
     notes = list(plan.notes)
     if plan.captured is not None:
         notes.append(

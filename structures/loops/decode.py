@@ -15,8 +15,8 @@ from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
 from .decoder import DecoderSpec, read_decoder
-from .request import Request, read_request
-from .session import Session, Sessions, plain_tensors
+from .request import Request, integer, read_request
+from .session import Session, Sessions, plain_tensors, token_table
 from .step import BoundDecoder
 
 MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
@@ -44,8 +44,11 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     Raises:
         ValueError: a size out of range, or a model that the loop cannot run; the text lists the
             regions that are not bound and why, or says that its rotary does not allow ``max_len``.
-            A model that came unattached leaves unattached.
+            A model that came unattached leaves unattached after any error.
+        TypeError: a size that is no integer.
     """
+    max_len = integer("decode_loop", "max_len", max_len)
+    batch_size = integer("decode_loop", "batch_size", batch_size)
     if max_len < 2:
         raise ValueError(f"decode_loop: max_len must be at least 2, got {max_len}")
     if not 1 <= batch_size <= MAX_BATCH:
@@ -58,11 +61,13 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
         spec = known or read_decoder(host, plan)
         with plain_tensors(next(host.parameters()).device):
             BoundDecoder.of(host, spec, max_len=max_len, slots=max_len)
-    except NotThisForm as reason:
+    except BaseException as error:
         if attached is None:
             plan.detach()
+        if not isinstance(error, NotThisForm):
+            raise
         name = type(host).__name__
-        raise ValueError(f"decode_loop: {name} cannot run on the loop: {reason}") from None
+        raise ValueError(f"decode_loop: {name} cannot run on the loop: {error}") from None
     return DecodeLoop(host, spec, max_len=max_len, batch_size=batch_size)
 
 
@@ -103,7 +108,8 @@ class DecodeLoop:
         Raises:
             ValueError: a prompt that is empty, too long, not padded on the left or of ids outside
                 the vocabulary; more rows than ``batch_size``; new tokens beyond ``max_len``.
-            TypeError: an option that greedy decoding does not have, by name.
+            TypeError: an option that greedy decoding does not have, by name; an argument of
+                another type than asked for.
             LoopRefused: the model has since got a hook, training mode, an adapter or another
                 dtype, or the device has no memory for the cache.
         """
@@ -117,7 +123,7 @@ class DecodeLoop:
             eos_token_id = getattr(defaults, "eos_token_id", None)
         if pad_token_id is None:
             pad_token_id = getattr(defaults, "pad_token_id", None)
-        table = self._spec.embedding.tables(self._model.get_submodule(self._spec.form.base))
+        table = token_table(self._model, self._spec)
         request = read_request(
             input_ids,
             attention_mask,
@@ -128,12 +134,12 @@ class DecodeLoop:
             pad=pad_token_id,
             vocabulary=table.shape[0],
         )
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
         with (
             plain_tensors(table.device),
             self._sessions.use(self.batch_size, self.max_len) as session,
         ):
+            if streamer is not None:
+                streamer.put(input_ids.cpu())
             new = run_greedy(session, request, streamer)
         if streamer is not None:
             streamer.end()

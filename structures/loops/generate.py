@@ -26,7 +26,7 @@ from .cache import EOS_SLOTS
 from .decode import MAX_BATCH, run_greedy
 from .decoder import DecoderSpec, read_decoder
 from .request import Request, padded_on_the_left
-from .session import LoopRefused, Session, Sessions, plain_tensors
+from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
 
 CACHES = ("past_key_values", "cache")
 READ = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
@@ -147,7 +147,10 @@ def current_sample(
     if torch.is_autocast_enabled(input_ids.device.type):
         raise HostOnly("autocast is on")
     assert door.spec is not None and door.sessions is not None
-    vocabulary = door.spec.embedding.tables(model.get_submodule(door.spec.form.base)).shape[0]
+    try:
+        vocabulary = token_table(model, door.spec).shape[0]
+    except LoopRefused as reason:
+        raise HostOnly(str(reason)) from None
     call = _read(
         *(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs),
         vocabulary=vocabulary,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,6 +48,9 @@ def read_request(
     vocabulary: int,
 ) -> Request:
     """Check a call of ``DecodeLoop.generate``; see there for what is raised."""
+    for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+        if not isinstance(value, torch.Tensor) and (name == "input_ids" or value is not None):
+            raise TypeError(f"{WHERE}: {name} must be a tensor, got {type(value).__name__}")
     if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
         got = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}"
         raise ValueError(f"{WHERE}: input_ids must be int64 [B, P], got {got}")
@@ -60,7 +65,7 @@ def read_request(
             "tokens; make the loop with a larger max_len"
         )
     room = max_len - width
-    max_new = room if max_new is None else max_new
+    max_new = room if max_new is None else integer(WHERE, "max_new_tokens", max_new)
     if max_new < 1:
         raise ValueError(f"{WHERE}: max_new_tokens must be at least 1, got {max_new}")
     if max_new > room:
@@ -72,13 +77,33 @@ def read_request(
     if lowest < 0 or highest >= vocabulary:
         bad = lowest if lowest < 0 else highest
         raise ValueError(f"{WHERE}: input_ids must be from 0 to {vocabulary - 1}, got {bad}")
-    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(int(e) for e in eos)
+    ends = () if eos is None else _ends(eos)
     if len(ends) > EOS_SLOTS:
         raise ValueError(f"{WHERE}: eos_token_id must be at most {EOS_SLOTS} ids, got {len(ends)}")
     if pad is None:
         pad = ends[0] if ends else 0
+    pad = integer(WHERE, "pad_token_id", pad)
     lengths = _lengths(input_ids, attention_mask)
     return Request(input_ids.long(), lengths, max_new, ends, pad)
+
+
+def integer(where: str, name: str, value: Any) -> int:
+    """``value`` as an int: of Python, numpy or a tensor of one element.
+
+    Raises:
+        TypeError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{where}: {name} must be an integer, got {value!r}") from None
+
+
+def _ends(eos: Any) -> tuple[int, ...]:
+    if isinstance(eos, torch.Tensor):
+        eos = eos.tolist()
+    several = isinstance(eos, Iterable) and not isinstance(eos, str)
+    return tuple(integer(WHERE, "eos_token_id", e) for e in (eos if several else (eos,)))
 
 
 def _lengths(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[int, ...]:

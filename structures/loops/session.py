@@ -33,6 +33,19 @@ class LoopRefused(RuntimeError):
     """The model is in a state that the loop cannot run; the text says what."""
 
 
+def token_table(model: nn.Module, spec: DecoderSpec) -> torch.Tensor:
+    """The embedding ``[V, D]`` as it is now.
+
+    Raises:
+        LoopRefused: something else is in its place.
+    """
+    try:
+        return spec.embedding.tables(model.get_submodule(spec.form.base))
+    except (AttributeError, KeyError):
+        path = f"{spec.form.base}.{spec.form.embedding}"
+        raise LoopRefused(f"{path} was an embedding and holds no table of its own now") from None
+
+
 @contextmanager
 def plain_tensors(device: torch.device) -> Iterator[None]:
     """No grad, no autocast, and tensors that later calls may write whatever mode they are in."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import model, prompt
+from torch.nn.utils.prune import l1_unstructured
 
 from flash_rt import structures
 
@@ -82,6 +83,23 @@ def larger_embeddings(animal: Any) -> None:
             buffer.mul_(2)
 
 
+class Scaled(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return 1.5 * self.inner(ids)
+
+
+def scaled_embeddings(animal: Any) -> None:
+    animal.model.embed_tokens = Scaled(animal.model.embed_tokens).eval()
+
+
+def pruned_embeddings(animal: Any) -> None:
+    l1_unstructured(animal.model.embed_tokens, "weight", amount=0.5)
+
+
 FOLLOWED: list[tuple[str, Callable[[Any], Any]]] = [
     ("llama", slower_rotary),
     ("llama", on("model.rotary_emb", "attention_scaling", 1.7)),
@@ -101,6 +119,8 @@ REFUSED: list[tuple[str, Callable[[Any], Any], str]] = [
         larger_embeddings,
         "the embedding's factor was 8.0 when the loop was proven and is 16.0",
     ),
+    ("llama", scaled_embeddings, "model.embed_tokens was an embedding and holds no table"),
+    ("llama", pruned_embeddings, "model.embed_tokens was an embedding and holds no table"),
     ("llama", patched("model.layers.0.mlp"), "layers.0.mlp carries its own instance forward"),
     ("llama", patched("model.norm"), "model.norm carries its own instance forward"),
     ("llama", patched(""), "LlamaForCausalLM carries its own instance forward"),

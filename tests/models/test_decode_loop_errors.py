@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import decoders
+import numpy as np
 import pytest
 import torch
 import zoo
@@ -38,6 +39,19 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"attention_mask": torch.tensor([[1, 0, 1, 1]])}, ValueError, "zeros on the left"),
     ({"attention_mask": torch.zeros(1, 4)}, ValueError, "zeros on the left"),
     ({"eos_token_id": list(range(9))}, ValueError, "at most 8 ids, got 9"),
+    ({"input_ids": IDS.tolist()}, TypeError, "input_ids must be a tensor, got list"),
+    ({"input_ids": IDS.numpy()}, TypeError, "input_ids must be a tensor, got ndarray"),
+    ({"input_ids": None}, TypeError, "input_ids must be a tensor, got NoneType"),
+    ({"input_ids": IDS[:0]}, ValueError, "1 to 2 rows, got 0"),
+    ({"input_ids": IDS.short()}, ValueError, "int64 .B, P., got torch.int16"),
+    ({"attention_mask": [[1] * 4]}, TypeError, "attention_mask must be a tensor, got list"),
+    ({"max_new_tokens": "3"}, TypeError, "max_new_tokens must be an integer, got '3'"),
+    ({"max_new_tokens": 2.5}, TypeError, "max_new_tokens must be an integer, got 2.5"),
+    ({"max_new_tokens": -1}, ValueError, "at least 1, got -1"),
+    ({"eos_token_id": "5"}, TypeError, "eos_token_id must be an integer, got '5'"),
+    ({"eos_token_id": [5.0]}, TypeError, "eos_token_id must be an integer, got 5.0"),
+    ({"eos_token_id": [None]}, TypeError, "eos_token_id must be an integer, got None"),
+    ({"pad_token_id": "x"}, TypeError, "pad_token_id must be an integer, got 'x'"),
     ({"do_sample": True}, TypeError, "do_sample is not an option, got True"),
     ({"num_beams": 4}, TypeError, "num_beams is not an option, got 4"),
     ({"temperature": 0.7}, TypeError, "temperature is not an option, got 0.7"),
@@ -52,6 +66,36 @@ def test_a_bad_request_is_named_and_leaves_the_loop_working(
     with pytest.raises(error, match=text):
         loop.generate(**{"input_ids": IDS, **arguments})
     assert torch.equal(loop.generate(IDS, max_new_tokens=5), wanted)
+
+
+@pytest.mark.parametrize("make", [int, np.int64, np.int32, torch.tensor])
+def test_integers_of_numpy_and_torch_are_integers(loop: Any, make: Any) -> None:
+    wanted = loop.generate(IDS, max_new_tokens=9, eos_token_id=())
+    stop = int(wanted[0, 6])
+    short = loop.generate(
+        IDS, max_new_tokens=make(9), eos_token_id=make(stop), pad_token_id=make(3)
+    )
+    assert torch.equal(short, wanted[:, : short.shape[1]])
+    assert int(short[0, -1]) == stop
+    assert torch.equal(loop.generate(IDS, max_new_tokens=9, eos_token_id=[make(stop)]), short)
+    for ids in (IDS.int(), torch.stack([IDS, IDS], -1)[..., 0]):
+        assert torch.equal(loop.generate(ids, max_new_tokens=9, eos_token_id=()), wanted)
+
+
+def test_a_refused_request_streams_nothing(loop: Any) -> None:
+    puts: list[Any] = []
+
+    class Streamer:
+        def put(self, value: torch.Tensor) -> None:
+            puts.append(value)
+
+        def end(self) -> None: ...
+
+    loop._model.train()
+    with pytest.raises(RuntimeError, match="training mode"):
+        loop.generate(IDS, max_new_tokens=3, streamer=Streamer())
+    loop._model.eval()
+    assert puts == []
 
 
 def test_without_max_new_tokens_the_cache_is_filled(loop: Any) -> None:
@@ -71,6 +115,20 @@ def test_bad_sizes(sizes: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         structures.decode_loop(model("llama"), **sizes)
     assert "_flashrt_plan" not in vars(model("llama"))
+
+
+@pytest.mark.parametrize("sizes", [{"max_len": "64"}, {"max_len": 64.5}, {"max_len": None}])
+def test_sizes_that_are_no_integers(sizes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="max_len must be an integer, got "):
+        structures.decode_loop(model("llama"), **sizes)
+    with pytest.raises(TypeError, match="batch_size must be an integer, got 1.5"):
+        structures.decode_loop(model("llama"), max_len=64, batch_size=1.5)  # type: ignore[arg-type]
+    assert "_flashrt_plan" not in vars(model("llama"))
+
+
+def test_explain_wants_a_plan() -> None:
+    with pytest.raises(TypeError, match="plan must be what attach returned, got LlamaForCausalLM"):
+        structures.explain(model("llama"))
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "qwen3_moe", "mamba2", "t5", "vit", "whisper"])
