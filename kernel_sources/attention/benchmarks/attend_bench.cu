@@ -312,8 +312,7 @@ void time_config(const Config& config) {
                           reinterpret_cast<uint4*>(call.qkv), width / 8));
   };
   const double producers = time_graph(count, producer);
-  std::printf("%-34s S %5d live %5d T %d:", config.name, config.slots, config.length,
-              config.tokens);
+  std::printf("%-14s %5d %5d %d |", config.name, config.slots, config.length, config.tokens);
   for (const bool clusters : {true, false}) {
     for (const bool history_static : {true, false}) {
       call.params.use_clusters = clusters;
@@ -323,9 +322,9 @@ void time_config(const Config& config) {
         producer(i, stream);
         attend(i, stream);
       });
-      std::printf(" | %s%s alone %.2f us (%.2f TB/s), after a producer %.2f us",
-                  clusters ? "clusters" : "workspace", history_static ? "" : ", wait first", alone,
-                  live_bytes / alone * 1e-6, both - producers);
+      std::printf(" %6.2f %6.2f", alone, both - producers);
+      if (history_static) std::printf(" %5.2f", live_bytes / alone * 1e-6);
+      std::printf(" |");
     }
   }
   std::printf("\n");
@@ -343,6 +342,7 @@ int main() {
            Config{"many supers", 1, 1, 32, 8, 128, 16384, 9000, 0, true, false, 0},
            Config{"more supers than clusters", 1, 1, 32, 8, 64, 32768, 20000, 0, true, false, 0},
            Config{"4 tokens across an edge", 1, 4, 32, 8, 128, 2048, 1022, 0, true, false, 0},
+           Config{"32 rows, many supers", 1, 8, 32, 8, 128, 16384, 9000, 0, true, false, 0},
            Config{"8 sequences", 8, 1, 16, 8, 64, 512, 200, 0, true, false, 0},
            Config{"8 tokens, one key head", 1, 8, 8, 1, 128, 512, 121, 0, true, false, 0},
            Config{"window, soft cap, interleaved", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true,
@@ -354,15 +354,29 @@ int main() {
        }) {
     good = check(config) && good;
   }
-  for (const int live : {128, 256, 512, 1000}) {
+  std::printf(
+      "us a call: alone, after a producer, TB/s alone\n"
+      "                   S  live T | clusters, static     | wait first    | workspace, static    "
+      "| "
+      "wait first\n");
+  for (const int live : {128, 512, 1000}) {
     time_config({"Qwen3-8B", 1, 1, 32, 8, 128, 1024, live, 0, true, false, 0});
     time_config({"Llama-3.2-1B", 1, 1, 32, 8, 64, 1024, live, 0, false, false, 0});
   }
-  for (const int live : {512, 4096, 16384, 20000, 32000}) {
+  for (const int live : {512, 2048, 4096, 8192, 16384, 20000, 32000}) {
     time_config({"Qwen3-8B", 1, 1, 32, 8, 128, 32768, live, 0, true, false, 0});
   }
+  for (const int live : {512, 16384}) {
+    for (const int tokens : {4, 8}) {
+      time_config({"Qwen3-8B", 1, tokens, 32, 8, 128, 32768, live, 0, true, false, 0});
+    }
+  }
   time_config({"Qwen3-8B", 1, 4, 32, 8, 128, 1024, 512, 0, true, false, 0});
-  time_config({"Qwen3-8B", 1, 4, 32, 8, 128, 32768, 16384, 0, true, false, 0});
+  time_config({"Llama-2-7B", 1, 1, 32, 32, 128, 4096, 512, 0, false, false, 0});
+  time_config({"Llama-2-7B", 1, 1, 32, 32, 128, 4096, 4000, 0, false, false, 0});
+  time_config({"Gemma-3-4B", 1, 1, 8, 4, 256, 8192, 1000, 1024, true, false, 0});
+  time_config({"Gemma-3-4B", 1, 1, 8, 4, 256, 8192, 8000, 0, true, false, 0});
+  time_config({"8 sequences", 8, 1, 32, 8, 128, 1024, 512, 0, true, false, 0});
   std::printf(good ? "all checks passed\n" : "CHECKS FAILED\n");
   return good ? 0 : 1;
 }

@@ -50,10 +50,13 @@ struct AttendParams {
   RowSettings rows;
   // Filled in by the launcher.
   Divisor group;      // H / G
-  Divisor tiles;      // of 8 rows, for the T * H / G rows of a key head
-  Divisor step;       // blocks along x
-  int tile_rows;      // rows of a tile in shared memory
-  float* partial_ml;  // parts of the workspace
+  Divisor tiles;      // of 32 rows, for the T * H / G rows of a key head
+  Divisor lanes;      // batch * tiles: blocks of one place along the slots, per key head
+  Divisor blocks;     // that share the slots of one (sequence, key head, row tile)
+  int row_tiles;      // of 8 rows, in a block
+  int ring_slots;     // of the ring in shared memory
+  int levels;         // that a block may have to merge its splits
+  float* partial_el;  // parts of the workspace
   float* partial_o;
   int partial_rows;                        // B * T * H
   float q_inverse_count, k_inverse_count;  // 1 / elements that a norm's mean runs over

@@ -1,229 +1,321 @@
 // The steps of a block of attend, in the order in which attend_kernel takes them.
 #pragma once
 
-#include "attend_work.cuh"
+#include "attend_ring.cuh"
 #include "common/pdl.cuh"
 
 namespace flashrt {
 
-// Whether this block is the last of `arrivals` to have written its partials; true at most once, and
+// Whether this block is the last of `arrivals` to have written its parts; true at most once, and
 // the counter is zero again then.
 __device__ __forceinline__ bool arrive_last(int* counter, int arrivals) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1) == arrivals - 1;
+    last = add_in_order(counter, 1) == arrivals - 1;
     if (last) *counter = 0;
   }
   __syncthreads();
-  __threadfence();
   return last;
 }
 
 template <typename T, int D>
 struct AttendBlock {
+  static constexpr int kGroups = kWarps / kDimBlocks<D> > 0 ? kWarps / kDimBlocks<D> : 1;
+
   const AttendParams& p;
   const Work& work;
-  const SharedLayout<T, D> layout;
+  const SharedLayout<D> layout;
   unsigned char* shared;
-  const int* out_rows;  // row of `out` of each row of the tile
   ByteBarrier& gathered;
-  bool only_part;  // the row's slots are one split, or with clusters one super
   int lane, warp;
 
   template <typename U>
   __device__ __forceinline__ U* at(int offset) const {
     return reinterpret_cast<U*>(shared + offset);
   }
-  __device__ __forceinline__ CacheRows<T> history(const void* cache,
-                                                  const int64_t (&strides)[3]) const {
-    const T* rows =
-        static_cast<const T*>(cache) + work.sequence * strides[0] + work.kv_head * strides[1];
-    return CacheRows<T>{rows, strides[2], work.begin, min(work.length, p.slots) - 1};
-  }
-  __device__ __forceinline__ bool has_history(int slot0) const {
-    return slot0 < work.length && slot0 + kTile > work.begin && work.begin < work.length;
-  }
-  __device__ __forceinline__ bool has_new(int slot0) const {
-    return work.live(slot0, kTile) && slot0 + kTile > work.length;
-  }
+  // New tokens of this block's rows that have a slot.
   __device__ __forceinline__ int new_slots() const {
     return min(work.last_token + 1, p.slots - work.length);
   }
-
-  __device__ __forceinline__ void load_new_values(ValueTile<D>& values, int slot0) const {
-    const T* rows =
-        static_cast<const T*>(p.v) + work.sequence * p.v_strides[0] + work.kv_head * p.v_strides[2];
-    insert_values<T, D>(values, rows, p.v_strides[1], slot0, work.length, new_slots(), lane);
+  // Row of the keys or values of `slot`: of a ring slot, or this call's own.
+  __device__ __forceinline__ const unsigned char* row_of(int slot, const unsigned char* ring_slot,
+                                                         int new_rows) const {
+    const unsigned token = slot - work.length;
+    return token < static_cast<unsigned>(new_slots()) ? shared + new_rows + token * kRowBytes<D>
+                                                      : ring_slot + slot % kSplit * kRowBytes<D>;
   }
 
-  // The block's query rows and new keys, prepared in shared memory; a new key goes to the cache
+  // Rows of the tile that threads look up.
+  __device__ __forceinline__ void prepare_places() const {
+    const int row = threadIdx.x;
+    if (row < p.row_tiles * kTileRows) {
+      at<int>(layout.row_position)[row] = work.position(p, row);
+      if (row < work.rows) at<int>(layout.row_out)[row] = work.out_row(p, row);
+    }
+  }
+
+  // The block's query rows, new keys and new values in shared memory; what is new goes to the cache
   // from the one block that owns its slot and its first query row. Weights and tables come before
-  // the wait if they may.
-  __device__ __forceinline__ void prepare(ValueTile<D>& values, int slot0) const {
+  // the wait if they may. A warp asks for its next row before it works on one.
+  __device__ __forceinline__ void prepare() const {
     constexpr int N = kRowElements<D>;
     if (!(p.history_static && (p.table_rows > 0 || p.rows.rotary_dim == 0))) wait_for_inputs();
     const int jobs = work.rows + work.last_token + 1;
-    int index = warp;
-    do {
-      const RowJob<T> job(p, work, index);
-      RowFactors<N> factors;
-      if (job.source != nullptr) {
-        load_factors<T, N>(factors, p.rows, job.weight, p.cos, p.sin, job.table_offset, D, lane);
+    Input<N> input{nullptr};
+#pragma unroll 1
+    for (int index = warp - kWarps; index < jobs; index += kWarps) {
+      Input<N> next;
+      load_input(next, index + kWarps, index < 0);
+      if (input.source != nullptr) prepare_row(input, index);
+      input = next;
+    }
+  }
+
+  // A row on its way to prepare_row, with what it needs.
+  template <int N>
+  struct Input {
+    const T* source;  // null: nothing to do
+    NormScope<T> scope;
+    int token;
+    bool is_key;
+    RowFactors<N> factors;
+    float x[N];
+    uint4 value;
+  };
+
+  template <int N>
+  __device__ __forceinline__ void load_input(Input<N>& input, int index, bool is_first) const {
+    const RowJob<T> job(p, work, index);
+    input.source = job.source;
+    if (job.source != nullptr) {
+      input.scope = job.scope;
+      input.token = job.token;
+      input.is_key = job.is_key;
+      load_factors<T, N>(input.factors, p.rows, job.weight, p.cos, p.sin, job.table_offset, D,
+                         lane);
+    }
+    if (is_first) wait_for_inputs();
+    if (job.source == nullptr) return;
+    load_row<T, N>(input.x, job.source, D, lane);
+    if (job.is_key && lane < D / 8) {
+      const T* row = static_cast<const T*>(p.v) + work.sequence * p.v_strides[0] +
+                     job.token * p.v_strides[1] + work.kv_head * p.v_strides[2];
+      input.value = reinterpret_cast<const uint4*>(row)[lane];
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void prepare_row(Input<N>& input, int index) const {
+    const bool has_norm = (input.is_key ? p.k_weight : p.q_weight) != nullptr;
+    const float mean = has_norm ? mean_square<T, N>(input.x, input.scope, D, lane) : 0.0f;
+    T* row = at<T>(input.is_key ? layout.new_keys + input.token * kRowBytes<D>
+                                : layout.queries + index * kRowBytes<D>);
+    norm_rotate_row<T, N>(row, input.x, has_norm, mean, input.factors, p.rows, D, lane);
+    if (!input.is_key) return;
+    if (lane < D / 8) at<uint4>(layout.new_values + input.token * kRowBytes<D>)[lane] = input.value;
+    const int first_row = input.token * static_cast<int>(p.group.value) - work.first_row;
+    if (first_row < 0 || first_row >= kMaxRows) return;
+    const int64_t slot = work.length + input.token;
+    T* k_row = static_cast<T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
+               work.kv_head * p.k_cache_strides[1] + slot * p.k_cache_strides[2];
+    T* v_row = static_cast<T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
+               work.kv_head * p.v_cache_strides[1] + slot * p.v_cache_strides[2];
+    store_row<T, N>(k_row, input.x, D, lane);
+    if (lane < D / 8) reinterpret_cast<uint4*>(v_row)[lane] = input.value;
+  }
+
+  // This warp's tile of a split: weights, e and l of every row into shared memory.
+  __device__ __forceinline__ void score(int split, const unsigned char* ring_slot,
+                                        int buffer) const {
+    const int slot0 = split * kSplit + warp * kTile, rows = p.row_tiles * kTileRows;
+    KeyTile<D> keys;
+    load_keys<D>(
+        keys, row_of(slot0 + operand_row(lane), ring_slot, layout.new_keys) + operand_byte(lane));
+    const int column = 2 * (lane % 4);
+#pragma unroll 1
+    for (int tile = 0; tile < p.row_tiles; ++tile) {
+      const int row0 = tile * kTileRows;
+      float scores[4];
+      multiply_keys<T, D>(scores, keys, shared + layout.queries + row0 * kRowBytes<D>, lane);
+      const int2 position = at<int2>(layout.row_position)[(row0 + column) / 2];
+      const Columns columns{{position.x, position.y}, p.window, p.scaling, p.soft_cap};
+      const TileWeights weights = soften<T>(scores, columns, slot0, lane);
+      const int row = buffer * rows + row0 + lane / 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        at<uint32_t>(layout.weights + row * kWeightRowBytes)[warp * 8 + half * 4 + lane % 4] =
+            weights.words[half];
       }
-      if (index == warp) {
-        wait_for_inputs();
-        if (has_new(slot0)) load_new_values(values, slot0);
-      }
-      if (job.source != nullptr) {
-        float x[N];
-        load_row<T, N>(x, job.source, D, lane);
-        const bool has_norm = job.weight != nullptr;
-        const float mean = has_norm ? mean_square<T, N>(x, job.scope, D, lane) : 0.0f;
-        T* row = job.is_key ? at<T>(layout.new_keys) + job.token * kRowStride<D>
-                            : at<T>(layout.queries) + index * kRowStride<D>;
-        if (D % 32 != 0 && lane < 8) *reinterpret_cast<uint32_t*>(row + D + 2 * lane) = 0;
-        norm_rotate_row<T, N>(row, x, has_norm, mean, factors, p.rows, D, lane);
-        const int first_row = job.token * static_cast<int>(p.group.value) - work.first_row;
-        if (job.is_key && first_row >= 0 && first_row < kTileRows) {
-          append_row<T, D>(p, work, job.token, row, lane);
+      if (lane < 4) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int entry = (buffer * rows + row0 + column + i) * kWarps + warp;
+          at<float>(layout.tile_e)[entry] = weights.e[i];
+          at<float>(layout.tile_l)[entry] = weights.sum[i];
         }
       }
-      index += kWarps;
-    } while (index < jobs);
+    }
   }
 
-  // This warp's tile: m, l and o of each row into shared memory. The next tile's rows are asked for
-  // as soon as this one's are used.
-  __device__ __forceinline__ void tile(KeyTile<D>& keys, ValueTile<D>& values,
-                                       const Columns& columns, int slot0, int next_slot0) const {
-    const bool live = work.live(slot0, kTile);
-    float products[4];
-    if (live) {
-      if (has_new(slot0)) {
-        insert_keys<T, D>(keys, at<T>(layout.new_keys), slot0, work.length, new_slots(), lane);
+  // This warp's elements of a split: values weighted, merged with the splits before, and handed
+  // over where a part is complete.
+  __device__ __forceinline__ void add_values(int split, const unsigned char* ring_slot,
+                                             int buffer) const {
+    if (kDimBlocks<D> < kWarps && warp >= kDimBlocks<D> * kGroups) return;
+    const int slot = split * kSplit + lane % 8 + lane / 16 * 8;
+    const int rows = p.row_tiles * kTileRows;
+#pragma unroll 1
+    for (int block = warp % kDimBlocks<D>; block < kDimBlocks<D>; block += kWarps) {
+      uint32_t values[kWarps][4];
+#pragma unroll
+      for (int tile = 0; tile < kWarps; ++tile) {
+        const unsigned char* row = row_of(slot + tile * kTile, ring_slot, layout.new_values);
+        load_matrices_transposed(values[tile], row + 32 * block + lane / 8 % 2 * 16);
       }
-      multiply_keys<T, D>(products, keys, at<T>(layout.queries), lane);
+#pragma unroll 1
+      for (int tile = warp / kDimBlocks<D>; tile < p.row_tiles; tile += kGroups) {
+        const int row0 = buffer * rows + tile * kTileRows, row = row0 + lane / 4;
+        SplitWeights weights;
+        load_split_weights<T>(weights, at<float>(layout.tile_e) + row * kWarps,
+                              at<float>(layout.tile_l) + row * kWarps,
+                              shared + layout.weights + row0 * kWeightRowBytes, lane);
+        float o[4];
+        multiply_values<T>(o, values, weights);
+        merge_up(split, block, tile, weights.e, weights.l, o);
+      }
+      if (kDimBlocks<D> <= kWarps) break;
     }
-    if (has_history(next_slot0)) {
-      load_keys<T, D>(keys, history(p.k_cache, p.k_cache_strides), next_slot0, lane);
-    }
-    TileWeights weights;
-    weights.maximum[0] = weights.maximum[1] = -INFINITY;
-    weights.sum[0] = weights.sum[1] = 0.0f;
-    if (live) {
-      weights = soften<T>(products, columns, slot0, lane);
-      float* out = at<float>(layout.tile_out) + warp * p.tile_rows * kOutStride<D>;
-      multiply_values<T, D>(out, values, weights, work.rows, lane);
-    }
-    if (lane < 4) {
-#pragma unroll
-      for (int column = 0; column < 2; ++column) {
-        const int entry = (2 * lane + column) * kWarps + warp;
-        at<float>(layout.tile_m)[entry] = weights.maximum[column];
-        at<float>(layout.tile_l)[entry] = weights.sum[column];
+  }
+
+  // e and l of row lane / 4, o as multiply_values leaves it: merge with the neighbours that are
+  // there, as far up the tree as a part goes.
+  __device__ __forceinline__ void merge_up(int split, int block, int tile, float e, float l,
+                                           float (&o)[4]) const {
+    const int rows = p.row_tiles * kTileRows, jobs = p.row_tiles * kDimBlocks<D>;
+    float4* sums = at<float4>(layout.sums) + (tile * kDimBlocks<D> + block) * 32 + lane;
+    float2* sums_el =
+        at<float2>(layout.sums_el) + warp * p.levels * rows + tile * kTileRows + lane / 4;
+    int level = 0;
+    for (; level < work.level; ++level) {
+      const int start = split >> level << level;
+      if (split >> level & 1) {
+        if (start <= work.own) continue;  // nothing is left of it
+        const float2 left_el = sums_el[level * rows];
+        const float4 left = sums[level * jobs * 32];
+        const Weights w(left_el.x, e);
+        e = w.e;
+        l = weighted_sum(left_el.y, w.left, l, w.right);
+        const float2 lefts = of_columns(w.left), rights = of_columns(w.right);
+        o[0] = weighted_sum(left.x, lefts.x, o[0], rights.x);
+        o[1] = weighted_sum(left.y, lefts.y, o[1], rights.y);
+        o[2] = weighted_sum(left.z, lefts.x, o[2], rights.x);
+        o[3] = weighted_sum(left.w, lefts.y, o[3], rights.y);
+      } else if (split + 1 < work.own_end) {
+        sums[level * jobs * 32] = make_float4(o[0], o[1], o[2], o[3]);
+        sums_el[level * rows] = make_float2(e, l);
+        return;
       }
     }
-    if (has_history(next_slot0)) {
-      load_values<T, D>(values, history(p.v_cache, p.v_cache_strides), next_slot0, lane);
+    hand_over(split, block, tile, e, l, o);
+  }
+
+  // A number that every lane has for row lane / 4, for rows 2c and 2c + 1.
+  __device__ __forceinline__ float2 of_columns(float value) const {
+    const int from = lane % 4 * 8;
+    return make_float2(__shfl_sync(0xffffffffu, value, from),
+                       __shfl_sync(0xffffffffu, value, from + 4));
+  }
+
+  // A part of a tile's rows to `out`, to the first block of the cluster, or to the workspace.
+  __device__ __forceinline__ void hand_over(int split, int block, int tile, float e, float l,
+                                            const float (&o)[4]) const {
+    const int row0 = tile * kTileRows, column = row0 + 2 * (lane % 4);
+    const int pair = block * 8 + lane / 4;
+    const float2 first = make_float2(o[0], o[2]), second = make_float2(o[1], o[3]);
+    if (work.first == work.last) {
+      const float2 l_of = of_columns(l);
+      write_pair(column, pair, first, l_of.x, 4);
+      write_pair(column + 1, pair, second, l_of.y, 4);
+      return;
     }
-    if (has_new(next_slot0)) load_new_values(values, next_slot0);
-  }
-
-  // Two elements of a row of the split, from its tiles.
-  __device__ __forceinline__ Partial merge_tiles(int row, int pair) const {
-    alignas(16) float m[kWarps], l[kWarps];
-    float maximum = -INFINITY;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      reinterpret_cast<float4*>(m)[half] = at<float4>(layout.tile_m)[2 * row + half];
-      reinterpret_cast<float4*>(l)[half] = at<float4>(layout.tile_l)[2 * row + half];
-    }
-#pragma unroll
-    for (int tile = 0; tile < kWarps; ++tile) maximum = fmaxf(maximum, m[tile]);
-    Partial sum = empty_partial(maximum);
-    const float* o = at<float>(layout.tile_out) + row * kOutStride<D> + 2 * pair;
-#pragma unroll
-    for (int tile = 0; tile < kWarps; ++tile) {
-      accumulate(sum, m[tile], l[tile],
-                 *reinterpret_cast<const float2*>(o + tile * p.tile_rows * kOutStride<D>));
-    }
-    return sum;
-  }
-
-  __device__ __forceinline__ void write_out(int row, int pair, const Partial& sum) const {
-    const float inverse = sum.l == 0.0f ? 0.0f : __fdividef(1.0f, sum.l);
-    store_pair<T>(static_cast<T*>(p.out) + static_cast<int64_t>(row) * D + 2 * pair,
-                  sum.o.x * inverse, sum.o.y * inverse);
-  }
-
-  __device__ __forceinline__ PartialStore store() const {
-    return PartialStore{reinterpret_cast<float2*>(p.partial_ml),
-                        reinterpret_cast<float2*>(p.partial_o), p.partial_rows, D / 2};
-  }
-
-  // Call `function(row, pair)` for every pair of elements of the tile, once over the block's
-  // threads.
-  template <typename Function>
-  __device__ __forceinline__ void each_pair(Function function) const {
-    for (int i = threadIdx.x; i < work.rows * (D / 2); i += kThreads)
-      function(i / (D / 2), i % (D / 2));
-  }
-
-  // The split's rows to the first block of the cluster, to the workspace, or to `out`.
-  __device__ __forceinline__ void hand_over(int split) const {
-    each_pair([&](int row, int pair) {
-      const Partial sum = merge_tiles(row, pair);
-      if (p.use_clusters) {
-        const int part = split % kFanIn * p.tile_rows + row;
-        gathered.store_to_first(at<float2>(layout.gather_o) + part * (D / 2) + pair, sum.o);
-        if (pair == 0) {
-          gathered.store_to_first(at<float2>(layout.gather_ml) + part, make_float2(sum.m, sum.l));
-        }
-      } else if (only_part) {
-        write_out(out_rows[row], pair, sum);
-      } else {
-        store().put(split, out_rows[row], pair, sum);
+    const bool has_el = block == 0 && lane % 4 == 0 && row0 + lane / 4 < work.rows;
+    const float2 el = make_float2(e, l);
+    if (work.gathers) {
+      float2* parts = at<float2>(layout.gather_o) + (split - work.first) * work.rows * (D / 2);
+      if (column < work.rows) gathered.store_to_first(parts + column * (D / 2) + pair, first);
+      if (column + 1 < work.rows) {
+        gathered.store_to_first(parts + (column + 1) * (D / 2) + pair, second);
       }
+      float2* parts_el = at<float2>(layout.gather_el) + (split - work.first) * work.rows;
+      if (has_el) gathered.store_to_first(parts_el + row0 + lane / 4, el);
+      return;
+    }
+    const int* out_rows = at<int>(layout.row_out);
+    const int64_t part = static_cast<int64_t>(split >> work.level) * p.partial_rows;
+    float2* parts = reinterpret_cast<float2*>(p.partial_o) + part * (D / 2) + pair;
+    if (column < work.rows) parts[out_rows[column] * (D / 2)] = first;
+    if (column + 1 < work.rows) parts[out_rows[column + 1] * (D / 2)] = second;
+    if (has_el) reinterpret_cast<float2*>(p.partial_el)[part + out_rows[row0 + lane / 4]] = el;
+  }
+
+  // Pair `pair` of a row, elements r and r + 8 of its 16, to `out`; the lane `distance` away has
+  // the neighbouring pair. All lanes call.
+  __device__ __forceinline__ void write_pair(int row, int pair, float2 o, float l,
+                                             int distance) const {
+    const float inverse = l == 0.0f ? 0.0f : __fdividef(1.0f, l);
+    const bool odd = pair % 2 == 1;
+    const float own = (odd ? o.y : o.x) * inverse;
+    const float other = __shfl_xor_sync(0xffffffffu, (odd ? o.x : o.y) * inverse, distance);
+    if (row >= work.rows) return;
+    const int element = pair / 8 * 16 + (odd ? 8 : 0) + pair % 8 / 2 * 2;
+    store_pair<T>(
+        static_cast<T*>(p.out) + static_cast<int64_t>(at<int>(layout.row_out)[row]) * D + element,
+        odd ? other : own, odd ? own : other);
+  }
+
+  // Every pair of elements, once over the block's threads, from `parts(row, pair)` of 2^level
+  // splits.
+  template <bool kGlobal, typename Function>
+  __device__ __forceinline__ void write_merged(int level, Function parts) const {
+    const int pairs = work.rows * (D / 2);
+    for (int i = threadIdx.x; i - lane < pairs; i += kThreads) {
+      const int row = i / (D / 2), pair = i % (D / 2);
+      Partial sum = empty_partial();
+      if (i < pairs) sum = merge<kGlobal>(parts(row, pair), level);
+      write_pair(row, pair, sum.o, sum.l, 1);
+    }
+  }
+
+  // In the first block of a cluster: the rows from all splits, one a block.
+  __device__ __forceinline__ void gather() const {
+    const int splits = work.last - work.first + 1;
+    if (threadIdx.x == 0) gathered.arrive_expecting(splits * work.rows * (D * 4 + 8));
+    gathered.wait(0);
+    write_merged<false>(0, [&](int row, int pair) {
+      return Parts{at<float2>(layout.gather_el) + row,
+                   at<float2>(layout.gather_o) + row * (D / 2) + pair,
+                   work.rows,
+                   work.rows * (D / 2),
+                   work.first,
+                   work.last};
     });
   }
 
-  // In the first block of a cluster, `split` being its own: the super's rows from all its splits.
-  __device__ __forceinline__ void gather(int split, int round) const {
-    const int first = max(work.begin / kSplit - split, 0);
-    const int last = min(work.last_split - split, kFanIn - 1);
-    if (threadIdx.x == 0) gathered.arrive_expecting((last - first + 1) * work.rows * (D * 4 + 8));
-    gathered.wait(round % 2);
-    each_pair([&](int row, int pair) {
-      const Partial sum = merge<false>(at<float2>(layout.gather_ml) + row, p.tile_rows,
-                                       at<float2>(layout.gather_o) + row * (D / 2) + pair,
-                                       p.tile_rows * (D / 2), first, last);
-      if (only_part) {
-        Partial total = empty_partial(sum.m);
-        accumulate(total, sum.m, sum.l, sum.o);
-        write_out(out_rows[row], pair, total);
-      } else {
-        store().put(split / kFanIn, out_rows[row], pair, sum);
-      }
-    });
-  }
-
-  // Several parts: the last block to get here merges them.
+  // Parts in the workspace: the last block to get here merges them.
   __device__ __forceinline__ void merge_parts() const {
-    const int first_super = work.begin / kSuper, last_super = (work.end - 1) / kSuper;
-    const int step = gridDim.x;
-    const int arrivals = p.use_clusters ? min(step / kFanIn, last_super - first_super + 1)
-                                        : min(step, work.last_split - work.origin + 1);
-    const int counter = blockIdx.z * gridDim.y + blockIdx.y;
-    if (!arrive_last(static_cast<int*>(p.workspace) + counter, arrivals)) return;
-    each_pair([&](int row, int pair) {
-      const int out_row = out_rows[row];
-      const Partial total =
-          p.use_clusters
-              ? merge_supers(store(), out_row, pair, first_super, last_super)
-              : merge_splits(store(), out_row, pair, work.begin / kSplit, work.last_split);
-      write_out(out_row, pair, total);
+    int* counter = static_cast<int*>(p.workspace) + work.lane_index;
+    if (!arrive_last(counter, work.active_blocks(p))) return;
+    const int first = work.first >> work.level, last = work.last >> work.level;
+    write_merged<true>(work.level, [&](int row, int pair) {
+      const int64_t at_first =
+          static_cast<int64_t>(first) * p.partial_rows + at<int>(layout.row_out)[row];
+      return Parts{reinterpret_cast<const float2*>(p.partial_el) + at_first,
+                   reinterpret_cast<const float2*>(p.partial_o) + at_first * (D / 2) + pair,
+                   p.partial_rows,
+                   static_cast<int64_t>(p.partial_rows) * (D / 2),
+                   first,
+                   last};
     });
   }
 };

@@ -1,13 +1,18 @@
 // Host side of attend: grid, shared memory and launch for every head dim.
 #pragma once
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "attend.cuh"
 
 namespace flashrt {
 
 constexpr int kMaxSharedWithoutOptIn = 48 * 1024;
+constexpr int kReservedShared = 1024;  // that the system takes of a block's shared memory
+constexpr int kStaticShared = 64;      // at most, of attend_kernel
+constexpr int kRingSlots = 4;
 
 // Launch in clusters of `cluster_blocks` (1: none), dependent launch allowed where the device knows
 // how.
@@ -37,17 +42,56 @@ inline cudaError_t launch_attend(void (*kernel)(AttendParams), const AttendParam
 }
 
 struct DeviceLimits {
-  int major, multiprocessors, max_shared;
+  int major, multiprocessors, block_shared, multiprocessor_shared;
 
   cudaError_t read() {
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess) return error;
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error != cudaSuccess) return error;
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error != cudaSuccess) return error;
-    return cudaDeviceGetAttribute(&max_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const std::pair<int*, cudaDeviceAttr> wanted[] = {
+        {&major, cudaDevAttrComputeCapabilityMajor},
+        {&multiprocessors, cudaDevAttrMultiProcessorCount},
+        {&block_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+        {&multiprocessor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+    };
+    for (const auto& [value, attribute] : wanted) {
+      if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
+    }
+    return error;
+  }
+};
+
+// How attend's blocks are laid out, for one kind of launch.
+template <int D>
+struct Plan {
+  int unit, units;  // blocks of a cluster, or 1; units per key head and row tile
+  int ring_slots, levels, shared_bytes;
+  bool fits;
+  bool shares;  // two blocks fit on a multiprocessor
+
+  Plan(const DeviceLimits& device, const AttendParams& p, int row_tiles, int lanes, bool clusters) {
+    const int rows = std::min(p.tokens * (p.heads / p.kv_heads), kMaxRows);
+    const int splits = (p.slots + kSplit - 1) / kSplit;
+    unit = clusters ? kFanIn : 1;
+    units = clusters ? 1 : std::max(1, std::min(device.multiprocessors / lanes, splits));
+    const int blocks = units * unit;
+    const int step = splits_per_block((splits - 2 + blocks) / blocks);
+    levels = step >= kFanIn ? kSuperLevel : step / 2;
+    // Two blocks of a multiprocessor share its memory where the grid needs them to.
+    const int places =
+        clusters ? cluster_blocks_alone(device.multiprocessors) : device.multiprocessors;
+    const int limit =
+        blocks * lanes <= places
+            ? device.block_shared
+            : std::min(device.block_shared, device.multiprocessor_shared / 2 - kReservedShared);
+    ring_slots = std::min(kRingSlots, 2 * std::min(splits, 2 * step));
+    do {
+      shared_bytes =
+          SharedLayout<D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0).total;
+    } while (shared_bytes + kStaticShared > (ring_slots > 2 ? limit : device.block_shared) &&
+             --ring_slots > 0);
+    fits = ring_slots > 0;
+    shares = D <= 128 && fits &&
+             2 * (shared_bytes + kStaticShared + kReservedShared) <= device.multiprocessor_shared;
   }
 };
 
@@ -62,46 +106,44 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
 
   const int group = params.heads / params.kv_heads;
   const int rows = params.tokens * group;
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const int tiles = (rows + kMaxRows - 1) / kMaxRows;
   const int lanes = params.batch * params.kv_heads * tiles;
   if (lanes > kCounters) return cudaErrorInvalidValue;
-  const int resident = device.multiprocessors * (D <= 128 ? 2 : 1);
-  const int tile_rows = rows < kTileRows ? (rows + 1) / 2 * 2 : kTileRows;  // stored by pairs
-
+  params.row_tiles = (std::min(rows, kMaxRows) + kTileRows - 1) / kTileRows;
   // Code from PTX older than sm_90 has no clusters, on whatever device it runs.
-  const int cluster_bytes = SharedLayout<T, D>(tile_rows, params.tokens, true).total;
-  const bool clusters =
-      params.use_clusters && device.major >= 9 && function.ptxVersion >= 90 &&
-      cluster_bytes + static_cast<int>(function.sharedSizeBytes) <= device.max_shared;
-  const int shared_bytes =
-      clusters ? cluster_bytes : SharedLayout<T, D>(tile_rows, params.tokens, false).total;
-  const int unit = clusters ? kFanIn : 1;  // blocks that a split of the slots takes at least
-  const int units = (params.slots + kSplit * unit - 1) / (kSplit * unit);
-  const int share = resident / unit / lanes;
-  const int blocks = unit * (share < 1 ? 1 : share < units ? share : units);
-  params.use_clusters = clusters;
+  params.use_clusters = params.use_clusters && device.major >= 9 && function.ptxVersion >= 90;
+  Plan<D> plan(device, params, params.row_tiles, lanes, params.use_clusters);
+  if (params.use_clusters &&
+      !(plan.fits && clusters_pay(most_splits(params.slots, params.window, params.tokens), lanes,
+                                  device.multiprocessors, plan.shares))) {
+    params.use_clusters = false;
+    plan = Plan<D>(device, params, params.row_tiles, lanes, false);
+  }
+  if (!plan.fits) return cudaErrorInvalidValue;
+  params.ring_slots = plan.ring_slots;
+  params.levels = plan.levels;
   params.group = Divisor(group);
   params.tiles = Divisor(tiles);
-  params.step = Divisor(blocks);
-  params.tile_rows = tile_rows;
+  params.lanes = Divisor(params.batch * tiles);
+  params.blocks = Divisor(plan.unit * plan.units);
   const bool over_all = params.rows.over_all;
   params.q_inverse_count = 1.0f / static_cast<float>((over_all ? params.heads : 1) * D);
   params.k_inverse_count = 1.0f / static_cast<float>((over_all ? params.kv_heads : 1) * D);
   params.partial_rows = params.batch * params.tokens * params.heads;
   unsigned char* partials = static_cast<unsigned char*>(params.workspace) + kCounterBytes;
-  params.partial_ml = reinterpret_cast<float*>(partials);
+  params.partial_el = reinterpret_cast<float*>(partials);
   params.partial_o =
-      reinterpret_cast<float*>(partials + store_ml_bytes(params.partial_rows, params.slots));
+      reinterpret_cast<float*>(partials + store_el_bytes(params.partial_rows, params.slots));
   if (params.window == 0) params.window = std::numeric_limits<int>::max();
   if (params.soft_cap == 0.0f) params.scaling *= 1.4426950408889634f;  // scores in units of log2
-  if (shared_bytes + static_cast<int>(function.sharedSizeBytes) > kMaxSharedWithoutOptIn) {
+  if (plan.shared_bytes + kStaticShared > kMaxSharedWithoutOptIn) {
     error = cudaFuncSetAttribute(attend_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 shared_bytes);
+                                 plan.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  const dim3 grid(blocks, params.kv_heads, params.batch * tiles);
-  return launch_attend(attend_kernel<T, D>, params, grid, unit, shared_bytes, device.major >= 9,
-                       stream);
+  const dim3 grid(plan.unit, params.kv_heads, params.batch * tiles * plan.units);
+  return launch_attend(attend_kernel<T, D>, params, grid, plan.unit, plan.shared_bytes,
+                       device.major >= 9, stream);
 }
 
 template <typename T>

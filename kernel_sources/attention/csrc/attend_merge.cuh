@@ -1,11 +1,10 @@
 // Merging partial softmax results in one fixed order, whoever computed them.
 //
-// A partial of a query row over some slots is (m, l, o): the largest score m in units of log2, l =
-// sum of exp2(s - m), o = sum of exp2(s - m) v. Partials merge in a tree fixed by slot numbers
-// alone:
-//   8 tiles of 16 slots -> a split of 128;  8 splits -> a super of 1024;  all supers -> the row
-// each level as M = max m_j, then sum over j in order of exp2(m_j - M) * o_j. A partial without
-// live slots (m = -inf) is skipped, so that it cannot change a bit.
+// A partial of a query row over some slots is (e, l, o): a reference e in units of log2, an
+// integer, l = sum of exp2(s - e), o = sum of exp2(s - e) v; e = -inf without live slots. Partials
+// merge in a tree fixed by slot numbers alone:
+//   splits of 128 slots -> pairs -> quads -> a super of 1024;  supers, in order -> the row
+// References are integers, so that bringing partials to a common one is exact.
 #pragma once
 
 #include <cmath>
@@ -14,104 +13,84 @@
 
 namespace flashrt {
 
-constexpr int kFanIn = 8;  // partials per merge, on both lower levels
+constexpr int kFanIn = 8;       // splits of a super
+constexpr int kSuperLevel = 3;  // log2 of it
 
-// Two elements of o with their row's m and l.
+// 2^d of an integer d <= 0, and 0 below 2^-126 or if d is NaN (the difference of two empty
+// partials).
+__device__ __forceinline__ float power_of_two(float d) {
+  const float biased = fmaxf(d, -127.0f) + 12583039.0f;  // 1.5 * 2^23 + 127: the exponent, low bits
+  return __int_as_float(__float_as_int(biased) << 23);
+}
+
+// Two elements of o with their row's e and l.
 struct Partial {
-  float m, l;
+  float e, l;
   float2 o;
 };
 
-__device__ __forceinline__ Partial empty_partial(float m) {
-  return Partial{m, 0.0f, make_float2(0.0f, 0.0f)};
+__device__ __forceinline__ Partial empty_partial() {
+  return Partial{-INFINITY, 0.0f, make_float2(0.0f, 0.0f)};
 }
 
-// Add one partial to `sum`, whose m is already the maximum of all that are to come.
-__device__ __forceinline__ void accumulate(Partial& sum, float m, float l, float2 o) {
-  if (m == -INFINITY) return;
-  const float weight = exp2_fast(m - sum.m);
-  sum.l = fmaf(weight, l, sum.l);
-  sum.o.x = fmaf(weight, o.x, sum.o.x);
-  sum.o.y = fmaf(weight, o.y, sum.o.y);
+__device__ __forceinline__ float weighted_sum(float a, float weight_a, float b, float weight_b) {
+  return fmaf(a, weight_a, b * weight_b);
 }
 
-// Global partials come from other blocks: read them past L1.
-template <bool kGlobal>
-__device__ __forceinline__ float2 load_partial(const float2* pointer) {
-  if constexpr (kGlobal) {
-    return __ldcg(pointer);
-  } else {
-    return *pointer;
-  }
-}
+// What two neighbours weigh in their sum.
+struct Weights {
+  float e, left, right;
 
-// Merge partials [first, last] of kFanIn, `ml_stride` and `o_stride` float2 apart.
-template <bool kGlobal>
-__device__ __forceinline__ Partial merge(const float2* ml, int ml_stride, const float2* o,
-                                         int o_stride, int first, int last) {
-  float2 ml_of[kFanIn], o_of[kFanIn];
-  float maximum = -INFINITY;
-#pragma unroll
-  for (int j = 0; j < kFanIn; ++j) {
-    const int at =
-        min(max(j, first), last);  // loads without a branch; one that is not asked for is empty
-    ml_of[j] = load_partial<kGlobal>(ml + at * ml_stride);
-    o_of[j] = load_partial<kGlobal>(o + at * o_stride);
-    if (at != j) ml_of[j].x = -INFINITY;
-    maximum = fmaxf(maximum, ml_of[j].x);
-  }
-  Partial sum = empty_partial(maximum);
-#pragma unroll
-  for (int j = 0; j < kFanIn; ++j) accumulate(sum, ml_of[j].x, ml_of[j].y, o_of[j]);
-  return sum;
-}
-
-// Partials in the workspace: [part][row] and [part][row][D], rows counted over [B, T, H].
-struct PartialStore {
-  float2* ml;
-  float2* o;
-  int rows;
-  int pairs;  // D / 2
-
-  __device__ __forceinline__ void put(int part, int row, int pair, const Partial& value) const {
-    const int64_t at = static_cast<int64_t>(part) * rows + row;
-    o[at * pairs + pair] = value.o;
-    if (pair == 0) ml[at] = make_float2(value.m, value.l);
+  __device__ __forceinline__ Weights(float e_left, float e_right) {
+    e = fmaxf(e_left, e_right);
+    left = power_of_two(e_left - e);
+    right = power_of_two(e_right - e);
   }
 };
 
-__device__ __forceinline__ float largest_score(const PartialStore& store, int row, int first,
-                                               int last) {
-  float maximum = -INFINITY;
-  for (int part = first; part <= last; ++part) {
-    maximum = fmaxf(maximum, __ldcg(&store.ml[static_cast<int64_t>(part) * store.rows + row]).x);
-  }
-  return maximum;
+__device__ __forceinline__ Partial combine(const Partial& left, const Partial& right) {
+  const Weights w(left.e, right.e);
+  return Partial{w.e, weighted_sum(left.l, w.left, right.l, w.right),
+                 make_float2(weighted_sum(left.o.x, w.left, right.o.x, w.right),
+                             weighted_sum(left.o.y, w.left, right.o.y, w.right))};
 }
 
-// The row from its supers [first, last], each one part.
-__device__ __forceinline__ Partial merge_supers(const PartialStore& store, int row, int pair,
-                                                int first, int last) {
-  Partial sum = empty_partial(largest_score(store, row, first, last));
-#pragma unroll 4
-  for (int part = first; part <= last; ++part) {
-    const int64_t at = static_cast<int64_t>(part) * store.rows + row;
-    const float2 ml = __ldcg(&store.ml[at]);
-    accumulate(sum, ml.x, ml.y, __ldcg(&store.o[at * store.pairs + pair]));
-  }
-  return sum;
-}
+// Partials of one row and two elements: part `first + i` is i strides away.
+struct Parts {
+  const float2* el;
+  const float2* o;
+  int64_t el_stride, o_stride;
+  int first, last;
+};
 
-// The row from its splits [first, last], each one part: the same tree.
-__device__ __forceinline__ Partial merge_splits(const PartialStore& store, int row, int pair,
-                                                int first, int last) {
-  Partial sum = empty_partial(largest_score(store, row, first, last));
-  for (int super = first / kFanIn; super <= last / kFanIn; ++super) {
-    const int64_t at = static_cast<int64_t>(super) * kFanIn * store.rows + row;
-    const Partial part =
-        merge<true>(store.ml + at, store.rows, store.o + at * store.pairs + pair,
-                    store.rows * store.pairs, first - super * kFanIn, last - super * kFanIn);
-    accumulate(sum, part.m, part.l, part.o);
+// Merge parts of 2^level splits each, in the order of the tree. Parts in global memory come from
+// other blocks and are read past L1.
+template <bool kGlobal>
+__device__ __forceinline__ Partial merge(const Parts& parts, int level) {
+  constexpr int kBatch = 8;
+  Partial sum = empty_partial();
+  for (int base = parts.first / kBatch * kBatch; base <= parts.last; base += kBatch) {
+    Partial part[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      // Loads without a branch; a part that is not there is empty.
+      const int index = min(max(base + i, parts.first), parts.last);
+      const float2* el = parts.el + (index - parts.first) * parts.el_stride;
+      const float2* o = parts.o + (index - parts.first) * parts.o_stride;
+      const float2 el_value = kGlobal ? __ldcg(el) : *el;
+      part[i] =
+          Partial{index == base + i ? el_value.x : -INFINITY, el_value.y, kGlobal ? __ldcg(o) : *o};
+    }
+#pragma unroll
+    for (int step = 1; step < kBatch; step *= 2) {
+      if (step << level >= kFanIn) continue;
+#pragma unroll
+      for (int i = 0; i < kBatch; i += 2 * step) part[i] = combine(part[i], part[i + step]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if ((i << level) % kFanIn == 0) sum = combine(sum, part[i]);
+    }
   }
   return sum;
 }

@@ -1,178 +1,65 @@
-// One warp's share of attention: 16 consecutive slots against up to 8 query rows, on tensor cores.
+// Products of one warp on tensor cores.
 //
-// Keys are the 16-row operand and query rows the 8 columns, so that a column's bits do not depend
-// on the other columns. Both operands of a product may be permuted alike along the summed dim; the
-// orders below let every lane load 16 contiguous bytes of the host's own rows straight into its
-// fragment:
-//   scores   lane (r, c) holds elements 8c..8c+7 of each 32-element step of slots r and r + 8
-//   output   lane (r, c) holds elements 8r..8r+7 of each 64-element step of slots 2c, 2c+1, 2c+8,
-//   2c+9
-// with r = lane / 4 and c = lane % 4.
+//   scores  16 slots against 8 query rows: keys are the 16-row operand, query rows the 8 columns
+//   output  16 elements of the values of 128 slots against the weights of 8 query rows
+//
+// so that a query row is a column of either product and its bits do not depend on other rows.
+// Rows of keys, values and queries lie in shared memory, 16 bytes more than their length apart, so
+// that 8 rows' 16-byte pieces fall into different banks.
 #pragma once
 
 #include <cmath>
 
+#include "attend_merge.cuh"
 #include "common/vec.cuh"
-#include "ptx.cuh"
 
 namespace flashrt {
 
-constexpr int kTile = 16;     // slots a warp takes at a time
-constexpr int kTileRows = 8;  // query rows of a block
+constexpr int kTile = 16;     // slots whose scores a warp computes
+constexpr int kTileRows = 8;  // query rows of a product
+constexpr int kWarps = 8;
+constexpr int kSplit = kTile * kWarps;
 
+// Bytes from row to row.
 template <int D>
-constexpr int kSteps = (D + 31) / 32;
-
-// Elements between query rows in shared memory: odd multiples of 64 bytes, so that 16-byte reads of
-// neighbouring rows fall into different banks.
-template <int D>
-constexpr int kRowStride = 32 * (kSteps<D> + 1 - kSteps<D> % 2);
-
-// Floats between output rows in shared memory.
-template <int D>
-constexpr int kOutStride = D + 8;
+constexpr int kRowBytes = 2 * D + 16;
+constexpr int kWeightRowBytes = 2 * kSplit + 16;
 
 template <int D>
 struct KeyTile {
-  uint32_t words[2][kSteps<D>][4];
+  uint32_t words[D / 16][4];
 };
 
+// Where a lane's row of a 16x16 operand starts: rows 0-7, 8-15, and the same of the next 8 columns.
+__device__ __forceinline__ int operand_row(int lane) { return lane % 16; }
+__device__ __forceinline__ int operand_byte(int lane) { return lane / 16 * 16; }
+
+// `row`: the lane's of 16 slots, by operand_row and operand_byte.
 template <int D>
-struct ValueTile {
-  uint32_t words[4][D / 16];
-};
-
-// History rows of one (sequence, key head). Slots outside [first, last] are read as the nearest one
-// inside, and masked later: what lies beyond the live rows is never touched.
-template <typename T>
-struct CacheRows {
-  const T* rows;
-  int64_t stride;
-  int first, last;
-
-  __device__ __forceinline__ const T* at(int slot) const {
-    return rows + static_cast<int64_t>(min(max(slot, first), last)) * stride;
-  }
-};
-
-template <typename T, int D>
-__device__ __forceinline__ void load_keys(KeyTile<D>& tile, const CacheRows<T>& cache, int slot0,
-                                          int lane) {
-  const int r = lane / 4, c = lane % 4;
+__device__ __forceinline__ void load_keys(KeyTile<D>& keys, const unsigned char* row) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const T* row = cache.at(slot0 + r + 8 * half) + 8 * c;
-#pragma unroll
-    for (int step = 0; step < kSteps<D>; ++step) {
-      if (32 * (step + 1) <= D || 32 * step + 8 * c < D) {
-        load_words<true>(tile.words[half][step], row + 32 * step);
-      }
-    }
-  }
+  for (int step = 0; step < D / 16; ++step) load_matrices(keys.words[step], row + 32 * step);
 }
 
-// Slot offset, within a tile, of a lane's n-th value row.
-__device__ __forceinline__ int value_slot(int n, int lane) {
-  return 2 * (lane % 4) + n % 2 + 8 * (n / 2);
-}
-
-// A lane's words of one value row, r = lane / 4. Rows of the cache are read as history, others as
-// inputs.
-template <typename T, int D, bool kHistory>
-__device__ __forceinline__ void load_value_row(uint32_t (&words)[D / 16], const T* row, int r) {
-#pragma unroll
-  for (int step = 0; step < D / 64; ++step) {
-    load_words<kHistory>(reinterpret_cast<uint32_t (&)[4]>(words[4 * step]),
-                         row + 64 * step + 8 * r);
-  }
-  if constexpr (D % 64 >= 32) {
-    load_words<kHistory>(reinterpret_cast<uint32_t (&)[2]>(words[D / 64 * 4]),
-                         row + D / 64 * 64 + 4 * r);
-  }
-  if constexpr (D % 32 == 16) {
-    load_words<kHistory>(reinterpret_cast<uint32_t (&)[1]>(words[D / 16 - 1]),
-                         row + D - 16 + 2 * r);
-  }
-}
-
-template <typename T, int D>
-__device__ __forceinline__ void load_values(ValueTile<D>& tile, const CacheRows<T>& cache,
-                                            int slot0, int lane) {
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    load_value_row<T, D, true>(tile.words[n], cache.at(slot0 + value_slot(n, lane)), lane / 4);
-  }
-}
-
-// First element of the two that word `word` holds.
-template <int D>
-__device__ __forceinline__ int value_element(int word, int lane) {
-  const int r = lane / 4;
-  if (word < D / 64 * 4) return 64 * (word / 4) + 8 * r + 2 * (word % 4);
-  if (D % 64 >= 32 && word < D / 64 * 4 + 2) return D / 64 * 64 + 4 * r + 2 * (word % 2);
-  return D - 16 + 2 * r;
-}
-
-template <int D>
-__device__ __forceinline__ void clear(KeyTile<D>& keys, ValueTile<D>& values) {
-#pragma unroll
-  for (int i = 0; i < 2 * kSteps<D> * 4; ++i) (&keys.words[0][0][0])[i] = 0;
-#pragma unroll
-  for (int i = 0; i < 4 * (D / 16); ++i) (&values.words[0][0])[i] = 0;
-}
-
-// Replace the keys of slots [length, length + tokens) by this call's own, prepared in shared
-// memory.
-template <typename T, int D>
-__device__ __forceinline__ void insert_keys(KeyTile<D>& keys, const T* new_keys, int slot0,
-                                            int length, int tokens, int lane) {
-  const int r = lane / 4, c = lane % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int token = slot0 + r + 8 * half - length;
-    if (token < 0 || token >= tokens) continue;
-    const T* row = new_keys + token * kRowStride<D> + 8 * c;
-#pragma unroll
-    for (int step = 0; step < kSteps<D>; ++step) {
-      if (32 * (step + 1) <= D || 32 * step + 8 * c < D) {
-        const uint4 words = *reinterpret_cast<const uint4*>(row + 32 * step);
-        keys.words[half][step][0] = words.x;
-        keys.words[half][step][1] = words.y;
-        keys.words[half][step][2] = words.z;
-        keys.words[half][step][3] = words.w;
-      }
-    }
-  }
-}
-
-// The same for values, from this call's own input.
-template <typename T, int D>
-__device__ __forceinline__ void insert_values(ValueTile<D>& values, const T* new_values,
-                                              int64_t stride, int slot0, int length, int tokens,
-                                              int lane) {
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const int token = slot0 + value_slot(n, lane) - length;
-    if (token < 0 || token >= tokens) continue;
-    load_value_row<T, D, false>(values.words[n], new_values + token * stride, lane / 4);
-  }
-}
-
-// scores[0..3] = q . k of {slot r, rows 2c, 2c+1}, {slot r + 8, the same rows}.
+// scores[0..3] = q . k of {slot r, rows 2c, 2c+1}, {slot r + 8, the same rows} for lane (r, c) =
+// (lane / 4, lane % 4). `queries` is the first of 8 rows.
 template <typename T, int D>
 __device__ __forceinline__ void multiply_keys(float (&scores)[4], const KeyTile<D>& keys,
-                                              const T* queries, int lane) {
-  const T* row = queries + (lane / 4) * kRowStride<D> + 8 * (lane % 4);
+                                              const unsigned char* queries, int lane) {
+  const unsigned char* row = queries + lane % 8 * kRowBytes<D> + lane / 8 * 16;
   float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) scores[i] = 0.0f;
 #pragma unroll
-  for (int step = 0; step < kSteps<D>; ++step) {
-    const uint4 q = *reinterpret_cast<const uint4*>(row + 32 * step);
-    const auto& k0 = keys.words[0][step];
-    const auto& k1 = keys.words[1][step];
-    mma_16x8x16<T>(scores, k0[0], k1[0], k0[1], k1[1], q.x, q.y);
-    mma_16x8x16<T>(odd, k0[2], k1[2], k0[3], k1[3], q.z, q.w);
+  for (int step = 0; step < D / 16; step += 2) {
+    uint32_t q[4];  // of an odd last step, half is not used
+    load_matrices(q, row + 32 * step);
+    const auto& k = keys.words[step];
+    mma_16x8x16<T>(scores, k[0], k[1], k[2], k[3], q[0], q[1]);
+    if (step + 1 < D / 16) {
+      const auto& next = keys.words[step + 1];
+      mma_16x8x16<T>(odd, next[0], next[1], next[2], next[3], q[2], q[3]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) scores[i] += odd[i];
@@ -204,11 +91,11 @@ struct Columns {
   }
 };
 
-// Weights exp2(s - max) of a tile, rounded to T and laid out as the value product's columns, and
-// per row (columns 2c and 2c + 1) their maximum and sum.
+// Weights exp2(s - e) of a tile, rounded to T: word i of lane (r, c) is {row r, slots 2c + 8i, +
+// 1}. Per row 2c and 2c + 1, the reference e (the largest score, rounded) and the sum.
 struct TileWeights {
   uint32_t words[2];
-  float maximum[2];
+  float e[2];
   float sum[2];
 };
 
@@ -231,8 +118,8 @@ __device__ __forceinline__ TileWeights soften(float (&scores)[4], const Columns&
     for (int offset = 4; offset < 32; offset *= 2) {
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
     }
-    result.maximum[column] = maximum;
-    const float reference = maximum == -INFINITY ? 0.0f : maximum;
+    result.e[column] = rintf(maximum);
+    const float reference = maximum == -INFINITY ? 0.0f : result.e[column];
     p[column] = exp2_fast(s[0] - reference);
     p[2 + column] = exp2_fast(s[1] - reference);
   }
@@ -248,43 +135,57 @@ __device__ __forceinline__ TileWeights soften(float (&scores)[4], const Columns&
   return result;
 }
 
-// {element e row 2c, e row 2c + 1, e + 1 row 2c, e + 1 row 2c + 1} of the two elements word `word`
-// holds.
-template <typename T, int D>
-__device__ __forceinline__ void multiply_word(float (&o)[4], const ValueTile<D>& values, int word,
-                                              const TileWeights& weights) {
-  const uint32_t v0 = values.words[0][word], v1 = values.words[1][word];
-  const uint32_t v2 = values.words[2][word], v3 = values.words[3][word];
-  o[0] = o[1] = o[2] = o[3] = 0.0f;
-  mma_16x8x16<T>(o, __byte_perm(v0, v1, 0x5410), __byte_perm(v0, v1, 0x7632),
-                 __byte_perm(v2, v3, 0x5410), __byte_perm(v2, v3, 0x7632), weights.words[0],
-                 weights.words[1]);
+// e, l and weights of a split for row lane / 4 of a tile, from its 8 tiles of slots.
+struct SplitWeights {
+  float e, l;
+  uint32_t words[kWarps][2];
+};
+
+// `e` and `l` are the row's 8 values, `weights` the first of 8 rows.
+template <typename T>
+__device__ __forceinline__ void load_split_weights(SplitWeights& split, const float* e,
+                                                   const float* l, const unsigned char* weights,
+                                                   int lane) {
+  alignas(16) float e_of[kWarps], l_of[kWarps];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    reinterpret_cast<float4*>(e_of)[half] = reinterpret_cast<const float4*>(e)[half];
+    reinterpret_cast<float4*>(l_of)[half] = reinterpret_cast<const float4*>(l)[half];
+  }
+  const unsigned char* row = weights + lane % 8 * kWeightRowBytes + lane / 8 * 16;
+#pragma unroll
+  for (int pair = 0; pair < kWarps / 2; ++pair) {
+    load_matrices(reinterpret_cast<uint32_t (&)[4]>(split.words[2 * pair]), row + 64 * pair);
+  }
+  split.e = -INFINITY;
+  split.l = 0.0f;
+#pragma unroll
+  for (int tile = 0; tile < kWarps; ++tile) split.e = fmaxf(split.e, e_of[tile]);
+#pragma unroll
+  for (int tile = 0; tile < kWarps; ++tile) {
+    const float power = power_of_two(e_of[tile] - split.e);
+    split.l = fmaf(l_of[tile], power, split.l);
+    split.words[tile][0] = scale_pair<T>(split.words[tile][0], power);
+    split.words[tile][1] = scale_pair<T>(split.words[tile][1], power);
+  }
 }
 
-// out[row][d] = sum over the tile's slots of weight * value, for an even number of rows that covers
-// `rows`, into shared memory.
-template <typename T, int D>
-__device__ __forceinline__ void multiply_values(float* out, const ValueTile<D>& values,
-                                                const TileWeights& weights, int rows, int lane) {
-  const int row = 2 * (lane % 4);
-  const bool stores = row < rows;
-  float* first = out + row * kOutStride<D>;
+// o[0..3] = {element r, rows 2c, 2c+1}, {element r + 8, the same rows}, of 16 elements of the
+// values of a split. `values` holds, per tile of 16 slots, the transposed operand.
+template <typename T>
+__device__ __forceinline__ void multiply_values(float (&o)[4], const uint32_t (&values)[kWarps][4],
+                                                const SplitWeights& split) {
+  float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-  for (int word = 0; word + 1 < D / 16; word += 2) {
-    float low[4], high[4];
-    multiply_word<T, D>(low, values, word, weights);
-    multiply_word<T, D>(high, values, word + 1, weights);
-    float* at = first + value_element<D>(word, lane);
-    store_shared_if(stores, at, make_float4(low[0], low[2], high[0], high[2]));
-    store_shared_if(stores, at + kOutStride<D>, make_float4(low[1], low[3], high[1], high[3]));
+  for (int i = 0; i < 4; ++i) o[i] = 0.0f;
+#pragma unroll
+  for (int tile = 0; tile < kWarps; ++tile) {
+    const auto& v = values[tile];
+    mma_16x8x16<T>(tile % 2 ? odd : o, v[0], v[1], v[2], v[3], split.words[tile][0],
+                   split.words[tile][1]);
   }
-  if constexpr (D / 16 % 2 == 1) {
-    float o[4];
-    multiply_word<T, D>(o, values, D / 16 - 1, weights);
-    float* at = first + value_element<D>(D / 16 - 1, lane);
-    store_shared_if(stores, at, make_float2(o[0], o[2]));
-    store_shared_if(stores, at + kOutStride<D>, make_float2(o[1], o[3]));
-  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) o[i] += odd[i];
 }
 
 }  // namespace flashrt

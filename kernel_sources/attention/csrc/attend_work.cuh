@@ -2,43 +2,58 @@
 // row.
 #pragma once
 
+#include <algorithm>
+
 #include "attend.h"
-#include "attend_merge.cuh"
 #include "attend_tile.cuh"
 #include "rows.cuh"
 
 namespace flashrt {
 
-constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kSplit = kTile * kWarps;
-constexpr int kSuper = kSplit * kFanIn;
-static_assert(kWarps == kFanIn, "tiles of a split merge like splits of a super");
+constexpr int kMaxRows = 32;  // query rows of a block
 
 // A workspace starts with counters, one per (sequence, key head, row tile): a fixed number, so that
 // calls of different sizes can share it. PartialStore follows.
 constexpr int kCounters = 4096;
 constexpr int kCounterBytes = 4 * kCounters;
 
-__host__ __device__ inline int64_t store_ml_bytes(int64_t rows, int slots) {
+__host__ __device__ inline int64_t store_el_bytes(int64_t rows, int slots) {
   return ((slots + kSplit - 1) / kSplit * rows * 8 + 255) / 256 * 256;
 }
 
-// Shared memory of a block, in bytes from its start.
-template <typename T, int D>
-struct SharedLayout {
-  int queries, new_keys, tile_out, tile_m, tile_l, gather_ml, gather_o, total;
+// Sums of 16 elements for 8 rows: a product's output, by a warp.
+template <int D>
+constexpr int kDimBlocks = D / 16;
+constexpr int kSumBytes = 32 * 16;
 
-  // `rows` of a block's tile, `tokens` of the call.
-  __host__ __device__ SharedLayout(int rows, int tokens, bool clusters) {
-    queries = 0;
-    new_keys = queries + kTileRows * kRowStride<D> * static_cast<int>(sizeof(T));
-    tile_out = new_keys + tokens * kRowStride<D> * static_cast<int>(sizeof(T));
-    tile_m = tile_out + kWarps * rows * kOutStride<D> * 4;
-    tile_l = tile_m + kTileRows * kWarps * 4;
-    gather_ml = tile_l + kTileRows * kWarps * 4;
-    gather_o = gather_ml + (clusters ? kFanIn * kTileRows * 8 : 0);
-    total = gather_o + (clusters ? kFanIn * rows * D * 4 : 0);
+// Shared memory of a block, in bytes from its start. Slots of the ring hold the keys or the values
+// of a split. What the first block of a cluster gathers lies over the slots that one split leaves.
+template <int D>
+struct SharedLayout {
+  static constexpr int kSlotBytes = kSplit * kRowBytes<D>;
+  int sums, sums_el, gather_el, gather_o, queries, new_keys, new_values, weights, tile_e, tile_l;
+  int row_out, row_position, total;
+
+  // `gather_rows`: rows of a block, 0 without clusters.
+  __host__ __device__ SharedLayout(int ring_slots, int levels, int row_tiles, int tokens,
+                                   int gather_rows) {
+    const int rows = row_tiles * kTileRows;
+    sums = ring_slots * kSlotBytes;
+    sums_el = sums + levels * row_tiles * kDimBlocks<D> * kSumBytes;
+    const int sums_end = sums_el + levels * kWarps * rows * 8;
+    gather_el = (ring_slots < 2 ? ring_slots : 2) * kSlotBytes;
+    gather_o = gather_el + kFanIn * gather_rows * 8;
+    const int gather_end = gather_o + kFanIn * gather_rows * D * 4;
+    queries = (gather_end > sums_end ? gather_end : sums_end);
+    new_keys = queries + rows * kRowBytes<D>;
+    new_values = new_keys + tokens * kRowBytes<D>;
+    weights = new_values + tokens * kRowBytes<D>;
+    tile_e = weights + 2 * rows * kWeightRowBytes;
+    tile_l = tile_e + 2 * rows * kWarps * 4;
+    row_out = tile_l + 2 * rows * kWarps * 4;
+    row_position = row_out + rows * 4;
+    total = row_position + rows * 4;
   }
 };
 
@@ -46,36 +61,79 @@ __device__ __forceinline__ int divide(int n, Divisor divisor) {
   return divisor.value == 1 ? n : __umulhi(n, divisor.reciprocal);
 }
 
-// Which rows and slots a block works on. The grid is [blocks, G, B * row tiles].
+// Splits that each of `blocks` blocks takes of `splits`: 1, 2, 4 or a multiple of 8, so that a
+// block has whole pairs, quads or supers. The last block takes what is left, which may be one more:
+// the newest split is rarely full.
+__host__ __device__ inline int splits_per_block(int rounded_up) {
+  return rounded_up <= 2   ? (rounded_up < 1 ? 1 : rounded_up)
+         : rounded_up <= 4 ? 4
+                           : (rounded_up + kFanIn - 1) / kFanIn * kFanIn;
+}
+
+// Splits that can be live at once for one (sequence, key head): `window` 0 without.
+inline int most_splits(int slots, int window, int tokens) {
+  const int splits = (slots + kSplit - 1) / kSplit;
+  if (window == 0 || window >= slots) return splits;
+  return std::min(splits, (window + tokens - 3 + kSplit) / kSplit + 1);
+}
+
+// Blocks in clusters that certainly find a multiprocessor each: clusters lie within one part of a
+// device, whose size need not be a multiple of theirs.
+inline int cluster_blocks_alone(int multiprocessors) { return multiprocessors / 2; }
+
+// Whether one cluster for each of `lanes` (sequence, key head, row tile) is faster than blocks that
+// meet in the workspace: all clusters must be resident at once, and none may have much more than a
+// split for each of its blocks. `shares`: two blocks fit on a multiprocessor.
+inline bool clusters_pay(int splits, int lanes, int multiprocessors, bool shares) {
+  const int blocks = lanes * kFanIn;
+  if (blocks <= cluster_blocks_alone(multiprocessors)) return splits <= 2 * kFanIn;
+  return splits <= kFanIn && shares && blocks <= 2 * multiprocessors;
+}
+
+// Which rows and slots a block works on. The grid is [cluster, G, lanes * clusters].
 struct Work {
-  int sequence, kv_head;
-  int first_row, rows;     // of the T * H / G rows of (sequence, kv_head)
-  int last_token;          // newest token among them
-  int length;              // slots filled before this call
-  int begin, end;          // slots that some row sees
-  int origin, last_split;  // splits are origin + blockIdx.x + i * gridDim.x, up to last_split
+  int sequence, kv_head, lane_index;
+  int first_row, rows;  // of the T * H / G rows of (sequence, kv_head)
+  int last_token;       // newest token among them
+  int length;           // slots filled before this call
+  int begin, end;       // slots that some row sees
+  int first, last;      // splits with such slots
+  int step, level;      // splits per block; those of a part, as a power of two
+  int own, own_end;     // this block's splits
+  bool gathers;         // one split a block, and the first block of the cluster merges
 
   __device__ __forceinline__ explicit Work(const AttendParams& p) {
-    sequence = divide(blockIdx.z, p.tiles);
+    const int cluster = divide(blockIdx.z, p.lanes);
+    const int lane = blockIdx.z - cluster * p.lanes.value;
+    const int block = cluster * gridDim.x + blockIdx.x;
+    sequence = divide(lane, p.tiles);
     kv_head = blockIdx.y;
-    first_row = (blockIdx.z - sequence * p.tiles.value) * kTileRows;
-    rows = min(kTileRows, p.tokens * static_cast<int>(p.group.value) - first_row);
+    lane_index = lane * gridDim.y + kv_head;
+    first_row = (lane - sequence * p.tiles.value) * kMaxRows;
+    rows = min(kMaxRows, p.tokens * static_cast<int>(p.group.value) - first_row);
     last_token = token(p, rows - 1);
     length = min(max(p.lengths[sequence], 0), p.slots);
     end = min(length + last_token + 1, p.slots);
     begin = min(max(0, length + token(p, 0) - p.window + 1), end - 1);
-    origin = p.use_clusters ? begin / kSuper * kFanIn : begin / kSplit;
-    last_split = (end - 1) / kSplit;
+    first = begin / kSplit;
+    last = (end - 1) / kSplit;
+    const int splits = last - first + 1, blocks = p.blocks.value;
+    gathers = p.use_clusters && splits <= kFanIn;
+    step = gathers ? 1 : splits_per_block(divide(splits - 2 + blocks, p.blocks));
+    level = step >= kFanIn ? kSuperLevel : step / 2;
+    const int origin = gathers ? first : first / min(step, kFanIn) * min(step, kFanIn);
+    own = max(first, origin + block * step);
+    own_end = min(block == blocks - 1 ? last : origin + block * step + step - 1, last) + 1;
   }
 
-  __device__ __forceinline__ bool live(int first_slot, int slots) const {
-    return first_slot < end && first_slot + slots > begin;
+  // Blocks that have splits.
+  __device__ __forceinline__ int active_blocks(const AttendParams& p) const {
+    const int origin = first >> level << level;
+    return min(static_cast<int>(p.blocks.value), (last - origin) / step + 1);
   }
   // Whether this block takes the split of `slot`.
-  __device__ __forceinline__ bool owns(const AttendParams& p, int slot) const {
-    const int index = slot / kSplit - origin;
-    const int turn = divide(index, p.step);
-    return index >= 0 && index - turn * static_cast<int>(gridDim.x) == static_cast<int>(blockIdx.x);
+  __device__ __forceinline__ bool owns(int slot) const {
+    return slot / kSplit >= own && slot / kSplit < own_end;
   }
   __device__ __forceinline__ int token(const AttendParams& p, int row) const {
     return divide(first_row + row, p.group);
@@ -87,6 +145,10 @@ struct Work {
   // Position of a query row, as a slot of the cache; -1 for the unused rows of a tile.
   __device__ __forceinline__ int position(const AttendParams& p, int row) const {
     return row < rows ? min(length + token(p, row), p.slots - 1) : -1;
+  }
+  // Row of `out`.
+  __device__ __forceinline__ int out_row(const AttendParams& p, int row) const {
+    return (sequence * p.tokens + token(p, row)) * p.heads + head(p, row);
   }
 };
 
@@ -106,7 +168,7 @@ struct RowJob {
     token = is_key ? job - work.rows : work.token(p, job);
     if (token > work.last_token) return;
     const int slot = work.length + token;
-    if (is_key && (slot >= p.slots || !work.owns(p, slot))) return;
+    if (is_key && (slot >= p.slots || !work.owns(slot))) return;
     const int head = is_key ? work.kv_head : work.head(p, job);
     const int heads = is_key ? p.kv_heads : p.heads;
     const int64_t* strides = is_key ? p.k_strides : p.q_strides;
@@ -122,25 +184,5 @@ struct RowJob {
                        : work.sequence * p.table_strides[0] + token * p.table_strides[1];
   }
 };
-
-// Write the new key (in shared memory, this warp's own) and value of a token to the cache.
-template <typename T, int D>
-__device__ __forceinline__ void append_row(const AttendParams& p, const Work& work, int token,
-                                           const T* new_key, int lane) {
-  const int64_t slot = work.length + token;
-  const T* value = static_cast<const T*>(p.v) + work.sequence * p.v_strides[0] +
-                   token * p.v_strides[1] + work.kv_head * p.v_strides[2];
-  T* k_row = static_cast<T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
-             work.kv_head * p.k_cache_strides[1] + slot * p.k_cache_strides[2];
-  T* v_row = static_cast<T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
-             work.kv_head * p.v_cache_strides[1] + slot * p.v_cache_strides[2];
-#pragma unroll
-  for (int element = 2 * lane; element < D; element += 64) {
-    *reinterpret_cast<uint32_t*>(k_row + element) =
-        *reinterpret_cast<const uint32_t*>(new_key + element);
-    *reinterpret_cast<uint32_t*>(v_row + element) =
-        *reinterpret_cast<const uint32_t*>(value + element);
-  }
-}
 
 }  // namespace flashrt

@@ -1,4 +1,5 @@
-// The PTX that attention needs: tensor-core product, 8x8 transpose, exp2, clusters.
+// The PTX that attention needs: tensor-core product, loads of its operands, asynchronous copies,
+// exp2, counters, clusters.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,61 +57,77 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return result;
 }
 
-// Load 4, 2 or 1 aligned words. History is read once and never written while the kernel runs, and
-// `volatile` keeps its loads where they are written, before the wait; other rows are inputs of this
-// call.
-template <bool kHistory>
-__device__ __forceinline__ void load_words(uint32_t (&w)[4], const void* pointer) {
-  if constexpr (kHistory) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "l"(pointer));
-  } else {
-    const uint4 words = *static_cast<const uint4*>(pointer);
-    w[0] = words.x, w[1] = words.y, w[2] = words.z, w[3] = words.w;
-  }
+// Load four 8x8 matrices of 16-bit elements from shared memory. Lane l gives the address of row l %
+// 8 of matrix l / 8 (16 bytes), and gets {row lane/4, columns 2(lane%4)..+1} of each; transposed,
+// {column lane/4, rows 2(lane%4)..+1}.
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+               : "memory");
 }
-template <bool kHistory>
-__device__ __forceinline__ void load_words(uint32_t (&w)[2], const void* pointer) {
-  if constexpr (kHistory) {
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(w[0]), "=r"(w[1])
-                 : "l"(pointer));
-  } else {
-    const uint2 words = *static_cast<const uint2*>(pointer);
-    w[0] = words.x, w[1] = words.y;
-  }
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+               : "memory");
 }
-template <bool kHistory>
-__device__ __forceinline__ void load_words(uint32_t (&w)[1], const void* pointer) {
-  if constexpr (kHistory) {
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(pointer));
-  } else {
-    w[0] = *static_cast<const uint32_t*>(pointer);
+
+// Asynchronous copies of 16 bytes from global to shared memory, in groups that complete in order.
+// With `bytes` 0 nothing is read and zeros are written.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Wait until at most `pending` of this thread's groups are on their way.
+__device__ __forceinline__ void wait_copies(int pending) {
+  switch (pending) {
+    case 0:
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      break;
+    case 1:
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      break;
+    case 2:
+      asm volatile("cp.async.wait_group 2;" ::: "memory");
+      break;
+    case 3:
+      asm volatile("cp.async.wait_group 3;" ::: "memory");
+      break;
+    default:
+      asm volatile("cp.async.wait_group 4;" ::: "memory");
   }
 }
 
-// Store to shared memory without a branch.
-__device__ __forceinline__ void store_shared_if(bool condition, float* pointer, float4 value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %0, 0;\n"
-      "@p st.shared.v4.f32 [%1], {%2, %3, %4, %5};\n"
-      "}" ::"r"(static_cast<int>(condition)),
-      "r"(static_cast<uint32_t>(__cvta_generic_to_shared(pointer))), "f"(value.x), "f"(value.y),
-      "f"(value.z), "f"(value.w)
-      : "memory");
+// Two elements of type T in one word, both multiplied by a power of two.
+template <typename T>
+__device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float power);
+template <>
+__device__ __forceinline__ uint32_t scale_pair<__nv_bfloat16>(uint32_t pair, float power) {
+  const __nv_bfloat162 scaled =
+      __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair), __float2bfloat162_rn(power));
+  return *reinterpret_cast<const uint32_t*>(&scaled);
 }
-__device__ __forceinline__ void store_shared_if(bool condition, float* pointer, float2 value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %0, 0;\n"
-      "@p st.shared.v2.f32 [%1], {%2, %3};\n"
-      "}" ::"r"(static_cast<int>(condition)),
-      "r"(static_cast<uint32_t>(__cvta_generic_to_shared(pointer))), "f"(value.x), "f"(value.y)
-      : "memory");
+template <>
+__device__ __forceinline__ uint32_t scale_pair<__half>(uint32_t pair, float power) {
+  const __half2 scaled = __hmul2(*reinterpret_cast<const __half2*>(&pair), __float2half2_rn(power));
+  return *reinterpret_cast<const uint32_t*>(&scaled);
+}
+
+// Add to a counter that orders memory: what this block wrote before is seen by the block that reads
+// its own result after.
+__device__ __forceinline__ int add_in_order(int* counter, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
 }
 
 // 1 - 2 / (1 + e^2x), to 2e-7.

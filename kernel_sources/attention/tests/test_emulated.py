@@ -15,7 +15,6 @@ STATICS = "emulate::current->block->statics.data()"
 SHARED = (
     (r"extern __shared__ .*shared\[\];",
      "unsigned char* shared = emulate::current->block->shared.data();"),
-    (r"__shared__ int out_rows\[kTileRows\];", f"int* out_rows = (int*)({STATICS});"),
     (r"__shared__ ByteBarrier gathered;",
      f"ByteBarrier& gathered = *(ByteBarrier*)({STATICS} + 128);"),
     (r"__shared__ bool last;", f"bool& last = *(bool*)({STATICS} + 64);"),

@@ -137,16 +137,17 @@ class Check {
     const bool all = c_.norm == 2;
     p.rows = {1e-6f, c_.rotary_dim, c_.interleaved, false, all, true};
     const int rows = c_.tokens * group_;
-    tiles_ = (rows + kTileRows - 1) / kTileRows;
-    p.group = Divisor(group_), p.tiles = Divisor(tiles_);
-    p.tile_rows = std::min(kTileRows, (rows + 1) / 2 * 2);
+    tiles_ = (rows + kMaxRows - 1) / kMaxRows;
+    p.group = Divisor(group_), p.tiles = Divisor(tiles_), p.lanes = Divisor(c_.batch * tiles_);
+    p.row_tiles = (std::min(rows, kMaxRows) + kTileRows - 1) / kTileRows;
+    p.levels = kSuperLevel;
     p.partial_rows = c_.batch * c_.tokens * c_.heads;
-    const int64_t sums = store_ml_bytes(p.partial_rows, c_.slots);
+    const int64_t sums = store_el_bytes(p.partial_rows, c_.slots);
     const int splits = (c_.slots + kSplit - 1) / kSplit;
     workspace_.assign(kCounterBytes + sums + int64_t{4} * splits * p.partial_rows * D, 0xff);
     std::memset(workspace_.data(), 0, kCounterBytes);
     p.workspace = workspace_.data();
-    p.partial_ml = reinterpret_cast<float*>(workspace_.data() + kCounterBytes);
+    p.partial_el = reinterpret_cast<float*>(workspace_.data() + kCounterBytes);
     p.partial_o = reinterpret_cast<float*>(workspace_.data() + kCounterBytes + sums);
     p.q_inverse_count = 1.0f / static_cast<float>((all ? c_.heads : 1) * D);
     p.k_inverse_count = 1.0f / static_cast<float>((all ? c_.kv_heads : 1) * D);
@@ -165,10 +166,15 @@ class Check {
     params_.k_cache = k_cache_.data(), params_.v_cache = v_cache_.data();
     params_.use_clusters = clusters;
     params_.history_static = seed % 4 < 2;
-    params_.step = Divisor(blocks);
-    const int bytes = SharedLayout<T, D>(params_.tile_rows, c_.tokens, clusters).total;
+    params_.blocks = Divisor(blocks);
+    params_.ring_slots = 1 + seed % 6;
+    const int gather_rows = clusters ? std::min(c_.tokens * group_, kMaxRows) : 0;
+    const int bytes = SharedLayout<D>(params_.ring_slots, params_.levels, params_.row_tiles,
+                                      c_.tokens, gather_rows)
+                          .total;
+    const int lanes = c_.batch * tiles_;
     emulate::run(
-        dim3(blocks, c_.kv_heads, c_.batch * tiles_), kThreads, unit, bytes,
+        dim3(unit, c_.kv_heads, lanes * (blocks / unit)), kThreads, unit, bytes,
         [&] { attend_kernel<T, D>(params_); }, seed);
   }
 
@@ -267,9 +273,36 @@ bool check(const Case& c) {
   return Check<T, D>(c).passes();
 }
 
+// Which form a launch takes, on a device with 132 multiprocessors.
+bool check_choice() {
+  struct {
+    int slots, window, tokens, splits, lanes;
+    bool shares, clusters;
+  } const choices[] = {
+      {1, 0, 1, 1, 8, false, true},       {1024, 0, 1, 8, 8, false, true},
+      {1025, 0, 1, 9, 8, true, true},     {2048, 0, 8, 16, 8, false, true},
+      {2049, 0, 1, 17, 8, true, false},   {32768, 0, 1, 256, 8, true, false},
+      {1024, 0, 1, 8, 9, false, false},   {1024, 0, 1, 8, 33, true, true},
+      {1024, 0, 1, 8, 34, true, false},   {1025, 0, 1, 9, 9, true, false},
+      {8192, 1024, 1, 9, 4, false, true}, {8192, 1, 1, 1, 8, false, true},
+      {8192, 1, 2, 2, 8, false, true},    {8192, 129, 1, 2, 8, false, true},
+      {8192, 130, 1, 3, 8, false, true},  {8192, 889, 8, 8, 33, true, true},
+      {8192, 891, 8, 9, 33, true, false},
+  };
+  bool good = true;
+  for (const auto& c : choices) {
+    const int splits = most_splits(c.slots, c.window, c.tokens);
+    const bool right =
+        splits == c.splits && clusters_pay(splits, c.lanes, 132, c.shares) == c.clusters;
+    if (!right) std::printf("choice: %d slots, window %d: FAILED\n", c.slots, c.window);
+    good = good && right;
+  }
+  return good;
+}
+
 int check_all() {
   using bf16 = __nv_bfloat16;
-  bool good = true;
+  bool good = check_choice();
   good &= check<bf16, 128>({"one token", 1, 1, 8, 2, 1024, {300}, 0, 1, false, 0, 128});
   good &= check<__half, 64>({"empty cache", 1, 1, 8, 2, 200, {0}, 0, 1, false, 0, 64});
   good &= check<bf16, 64>({"last slot", 1, 1, 8, 2, 130, {129}, 0, 2, true, 0, 20});
@@ -279,6 +312,8 @@ int check_all() {
   good &= check<bf16, 80>({"8 tokens of 5 heads", 1, 8, 5, 1, 300, {121}, 0, 0, true, 0, 24});
   good &= check<bf16, 96>({"window", 1, 3, 3, 1, 1500, {1200}, 200, 0, false, 5, 96});
   good &= check<__half, 192>({"no rotary", 1, 1, 7, 1, 300, {250}, 0, 0, false, 0, 0});
+  good &= check<bf16, 64>({"32 rows", 1, 8, 4, 1, 1200, {1000}, 0, 1, false, 0, 64});
+  good &= check<__half, 128>({"40 rows", 1, 5, 8, 1, 700, {640}, 0, 1, false, 0, 128});
   good &= check<bf16, 256>({"window of 1", 1, 2, 2, 1, 300, {200}, 1, 2, false, 0, 64});
   good &= check<bf16, 256>({"long window", 1, 2, 8, 1, 4000, {3500}, 2300, 1, false, 30, 256});
   return good ? 0 : 1;

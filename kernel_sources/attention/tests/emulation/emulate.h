@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -62,6 +63,12 @@ struct Cluster {
   std::vector<Block> blocks;
 };
 
+struct Copy {
+  void* shared;
+  const void* global;
+  int bytes;
+};
+
 struct Thread {
   void* stack_pointer = nullptr;
   std::vector<char> stack;
@@ -75,6 +82,8 @@ struct Thread {
   long waits_until = 0;  // generation that `waits_for` must leave
   bool cluster_arrived = false;
   long cluster_generation = 0;  // in which it arrived
+  std::vector<Copy> open_copies;
+  std::deque<std::vector<Copy>> copies;  // committed groups on their way
 };
 
 extern Thread* current;
@@ -121,7 +130,6 @@ using std::min;
 
 inline void __syncthreads() { emulate::meet(emulate::current->block->barrier); }
 inline void __syncwarp() { emulate::meet(emulate::current->warp->barrier); }
-inline void __threadfence() {}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __umulhi(uint32_t a, uint32_t b) { return (static_cast<uint64_t>(a) * b) >> 32; }
@@ -130,28 +138,22 @@ inline float __uint_as_float(uint32_t bits) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
+inline float __int_as_float(int bits) { return __uint_as_float(bits); }
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
 template <typename T>
 T __ldcg(const T* pointer) {
   return *pointer;
 }
-inline int atomicAdd(int* pointer, int value) {
-  const int before = *pointer;
-  *pointer += value;
-  return before;
-}
-inline float __shfl_xor_sync(unsigned, float value, int mask) {
+inline float __shfl_sync(unsigned, float value, int from) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  const int from = emulate::current->lane ^ mask;
   return __uint_as_float(
       emulate::exchange(bits, [&](emulate::Warp& warp) { return warp.words[from][0]; }));
 }
-inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
-  const uint64_t bytes = (static_cast<uint64_t>(y) << 32) | x;
-  uint32_t result = 0;
-  for (int i = 0; i < 4; ++i) {
-    const int from = (selector >> (4 * i)) & 7;
-    result |= static_cast<uint32_t>((bytes >> (8 * from)) & 0xff) << (8 * i);
-  }
-  return result;
+inline float __shfl_xor_sync(unsigned mask, float value, int distance) {
+  return __shfl_sync(mask, value, emulate::current->lane ^ distance);
 }

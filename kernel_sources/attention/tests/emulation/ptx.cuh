@@ -1,6 +1,7 @@
 // Stands in for csrc/ptx.cuh on a CPU; the contracts are there.
 #pragma once
 
+#include "common/vec.cuh"
 #include "emulate.h"
 
 namespace flashrt {
@@ -60,15 +61,66 @@ inline uint32_t transpose_8x8(uint32_t word) {
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float tanh_fast(float x) { return tanhf(x); }
 
-template <bool kHistory, int N>
-void load_words(uint32_t (&words)[N], const void* pointer) {
-  if (reinterpret_cast<uintptr_t>(pointer) % (4 * N) != 0) emulate::fail("misaligned load");
-  std::memcpy(words, pointer, 4 * N);
+inline void load_matrices(uint32_t (&m)[4], const void* row, bool transposed) {
+  emulate::Warp& warp = *emulate::current->warp;
+  const int lane = emulate::current->lane, r = lane / 4, c = lane % 4;
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) emulate::fail("misaligned load_matrices");
+  std::memcpy(warp.words[lane], &row, sizeof row);
+  emulate::meet(warp.barrier);
+  for (int i = 0; i < 4; ++i) {
+    uint16_t elements[2];
+    for (int j = 0; j < 2; ++j) {
+      const int matrix_row = transposed ? 2 * c + j : r, column = transposed ? r : 2 * c + j;
+      const uint16_t* from;
+      std::memcpy(&from, warp.words[8 * i + matrix_row], sizeof from);
+      elements[j] = from[column];
+    }
+    std::memcpy(&m[i], elements, 4);
+  }
+  emulate::meet(warp.barrier);
+}
+inline void load_matrices(uint32_t (&m)[4], const void* row) { load_matrices(m, row, false); }
+inline void load_matrices_transposed(uint32_t (&m)[4], const void* row) {
+  load_matrices(m, row, true);
 }
 
-template <typename V>
-void store_shared_if(bool condition, float* pointer, V value) {
-  if (condition) std::memcpy(pointer, &value, sizeof value);
+// A copy arrives as late as it may: when its thread waits for it. Until then its target is NaN.
+inline void copy_async(void* shared, const void* global, int bytes) {
+  emulate::Copy copy{shared, global, bytes};
+  if (reinterpret_cast<uintptr_t>(shared) % 16 != 0) emulate::fail("misaligned copy");
+  if (bytes != 0 && reinterpret_cast<uintptr_t>(global) % 16 != 0) emulate::fail("misaligned copy");
+  std::memset(shared, 0xff, 16);
+  emulate::current->open_copies.push_back(copy);
+}
+inline void commit_copies() {
+  emulate::current->copies.push_back(emulate::current->open_copies);
+  emulate::current->open_copies.clear();
+}
+inline void wait_copies(int pending) {
+  if (pending < 0) emulate::fail("wait for a copy that nobody asked for");
+  auto& groups = emulate::current->copies;
+  while (static_cast<int>(groups.size()) > pending) {
+    for (const emulate::Copy& copy : groups.front()) {
+      std::memset(copy.shared, 0, 16);
+      std::memcpy(copy.shared, copy.global, copy.bytes);
+    }
+    groups.pop_front();
+  }
+}
+
+template <typename T>
+uint32_t scale_pair(uint32_t pair, float power) {
+  const T scaled[2] = {from_float<T>(element<T>(pair, 0) * power),
+                       from_float<T>(element<T>(pair, 1) * power)};
+  uint32_t word;
+  std::memcpy(&word, scaled, 4);
+  return word;
+}
+
+inline int add_in_order(int* counter, int value) {
+  const int before = *counter;
+  *counter += value;
+  return before;
 }
 
 inline void cluster_arrive() {

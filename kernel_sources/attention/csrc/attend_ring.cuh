@@ -1,0 +1,80 @@
+// The ring in shared memory through which a block's keys and values pass.
+//
+// Items are the keys of the block's first split, its values, the keys of the second, and so on;
+// item n lies in slot n modulo the number of slots. Warp w copies rows 16w..16w+15 of every item:
+// keys are read by the warp that copied them, values by all. Rows that are not in the cache yet,
+// and dead ones, are zeros.
+#pragma once
+
+#include "attend_work.cuh"
+
+namespace flashrt {
+
+template <typename T, int D>
+class Ring {
+ public:
+  static constexpr int kSlotBytes = SharedLayout<D>::kSlotBytes;
+
+  __device__ __forceinline__ Ring(const AttendParams& p, const Work& work, unsigned char* memory)
+      : memory_(memory),
+        slots_(p.ring_slots),
+        items_(2 * (work.own_end - work.own)),
+        split_(work.own),
+        first_(work.begin),
+        last_(work.length - 1) {
+    keys_ = static_cast<const T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
+            work.kv_head * p.k_cache_strides[1];
+    values_ = static_cast<const T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
+              work.kv_head * p.v_cache_strides[1];
+    key_stride_ = p.k_cache_strides[2];
+    value_stride_ = p.v_cache_strides[2];
+  }
+
+  // With so few slots, values are read only after all keys and values before are done with.
+  __device__ __forceinline__ bool is_shallow() const { return slots_ <= 2; }
+
+  // Ask for the items whose slots are free, now that the first `done` items are done with.
+  __device__ __forceinline__ void fill(int done) {
+#pragma unroll 1
+    for (; next_ < min(items_, done + slots_); ++next_) {
+      const bool is_value = next_ % 2 == 1;
+      copy_rows(is_value ? values_ : keys_, is_value ? value_stride_ : key_stride_,
+                split_ + next_ / 2);
+      commit_copies();
+      write_ = write_ + 1 == slots_ ? 0 : write_ + 1;
+    }
+  }
+  // The next item's slot, once this thread's part of it has arrived.
+  __device__ __forceinline__ const unsigned char* take() {
+    wait_copies(next_ - 1 - taken_++);
+    const unsigned char* slot = memory_ + read_ * kSlotBytes;
+    read_ = read_ + 1 == slots_ ? 0 : read_ + 1;
+    return slot;
+  }
+
+ private:
+  __device__ __forceinline__ void copy_rows(const T* rows, int64_t stride, int split) const {
+    constexpr int kPieces = D / 8;  // of 16 bytes
+    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * kTile;
+    unsigned char* target = memory_ + write_ * kSlotBytes + row0 * kRowBytes<D>;
+#pragma unroll
+    for (int i = 0; i < kTile * kPieces / 32; ++i) {
+      const int row = (lane + 32 * i) / kPieces, piece = (lane + 32 * i) % kPieces;
+      const int slot = split * kSplit + row0 + row;
+      const bool is_history = slot >= first_ && slot <= last_;
+      const T* source = rows + (is_history ? slot : 0) * stride + 8 * piece;
+      copy_async(target + row * kRowBytes<D> + 16 * piece, source, is_history ? 16 : 0);
+    }
+  }
+
+  unsigned char* memory_;
+  const T* keys_;
+  const T* values_;
+  int64_t key_stride_, value_stride_;
+  int slots_, items_, split_;
+  int first_, last_;          // slots of the cache that are read
+  int next_ = 0, taken_ = 0;  // items asked for, and taken
+  int write_ = 0, read_ = 0;  // slots of the next item to ask for, and to take
+};
+
+}  // namespace flashrt
