@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from flash_rt.flashrt_hf import settings
 from flash_rt.flashrt_hf.kernels import toolchain
 from flash_rt.flashrt_hf.kernels.manifest import (
     Family,
@@ -78,8 +79,12 @@ def _refresh_references(workspace: Workspace) -> None:
     for family in workspace.families():
         try:
             build_reference(workspace, family)
-        except PermissionError:  # a read-only checkout keeps the builds it has
-            continue
+        except OSError as error:  # read-only, full, something in the way: keep what is there
+            warnings.warn(
+                f"reference of {family.name} not refreshed: {error};"
+                f" {settings.KERNEL_BUILDS.name} names another folder for builds",
+                stacklevel=2,
+            )
         except ManifestError as error:  # one family being edited must not hide the others
             warnings.warn(f"reference of {family.name} not refreshed: {error}", stacklevel=2)
 
@@ -173,10 +178,10 @@ def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> 
     if usable is not None:
         module: ModuleType = get_local_kernel(usable.path, backend=_backend())
         return module
-    return _load_from_hub(family, found)
+    return _load_from_hub(family, folder, found)
 
 
-def _load_from_hub(family: Family, local: list[Candidate]) -> ModuleType:
+def _load_from_hub(family: Family, folder: Path | None, local: list[Candidate]) -> ModuleType:
     from huggingface_hub.errors import HfHubHTTPError
     from kernels import get_kernel
 
@@ -186,7 +191,7 @@ def _load_from_hub(family: Family, local: list[Candidate]) -> ModuleType:
                 family.repo_id, version=family.version, backend=_backend()
             )
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
-        raise KernelNotFoundError(_not_found(family, local, error)) from error
+        raise KernelNotFoundError(_not_found(family, folder, local, error)) from error
     return module
 
 
@@ -203,7 +208,7 @@ def _without_override(repo_id: str) -> Iterator[None]:
             os.environ["LOCAL_KERNELS"] = before
 
 
-def _not_found(family: Family, local: list[Candidate], hub: Exception) -> str:
+def _not_found(family: Family, folder: Path | None, local: list[Candidate], hub: Exception) -> str:
     import torch
 
     where = f"torch {torch.__version__}"
@@ -215,7 +220,7 @@ def _not_found(family: Family, local: list[Candidate], hub: Exception) -> str:
     return "\n".join(
         [
             f"{family.repo_id} version {family.version}: no build of it runs here ({where})",
-            *(reasons or ["  no local build"]),
+            *(reasons or [f"  no build in {folder}" if folder else "  no local build"]),
             f"  Hub: {type(hub).__name__}: {first_line}",
             f"build one with: flash-rt kernels build {family.name}",
         ]

@@ -1,5 +1,6 @@
 """Where kernels are found, and what is said when none is."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -143,6 +144,42 @@ def test_malformed_local_kernels(workspace, monkeypatch):
     assert str(caught.value) == (
         "LOCAL_KERNELS: an entry must be repo_id=path, got 'flashrt/scale'"
     )
+
+
+@pytest.mark.parametrize("place", ["nowhere", "empty", "file"])
+def test_an_entry_without_builds_is_named(workspace, tmp_path, monkeypatch, place):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LOCAL_KERNELS", f"flashrt/scale={tmp_path / place}")
+    with pytest.raises(resolver.KernelNotFoundError) as error:
+        resolver.load("scale", workspace=workspace)
+    assert f"\n  no build in {tmp_path / place}\n" in str(error.value)
+    assert os.environ["LOCAL_KERNELS"] == f"flashrt/scale={tmp_path / place}"
+
+
+def test_a_read_only_checkout_keeps_its_builds_and_says_so(workspace, family, monkeypatch):
+    target = builder.build_reference(workspace, family).path
+    (family.package / "more.py").write_text("")
+
+    def read_only(*arguments):
+        raise OSError(errno.EROFS, "Read-only file system", str(workspace.builds))
+
+    monkeypatch.setattr(builder, "locked", read_only)
+    with pytest.warns(UserWarning, match="scale not refreshed: .*Read-only.*FLASH_RT_KERNEL_BUILD"):
+        module = resolver.load("scale", workspace=workspace)
+    assert Path(module.__file__).parent == target
+    assert torch.equal(module.scale(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_something_in_the_way_of_a_build_does_not_break_the_import(workspace, family):
+    workspace.builds.mkdir(parents=True)
+    blocking = workspace.builds / "scale"
+    blocking.touch()
+    with pytest.warns(UserWarning, match="reference of scale not refreshed: .*File exists"):
+        resolver.set_local_kernels(workspace)
+    blocking.unlink()
+    resolver.set_local_kernels(workspace)
+    assert os.environ["LOCAL_KERNELS"].startswith("flashrt/scale=")
 
 
 def test_a_broken_family_hides_no_other(workspace, family):
