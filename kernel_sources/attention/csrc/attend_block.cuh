@@ -66,7 +66,13 @@ struct AttendBlock {
 #pragma unroll 1
     for (int index = warp - kWarps; index < jobs; index += kWarps) {
       Input<N> next;
-      load_input(next, index + kWarps, index < 0);
+      next.source = nullptr;
+      const bool is_first = index < 0;
+      if (index + kWarps < jobs) {
+        load_input(next, index + kWarps, is_first);
+      } else if (is_first) {
+        wait_for_inputs();
+      }
       if (input.source != nullptr) prepare_row(input, index);
       input = next;
     }

@@ -44,30 +44,55 @@ __device__ __forceinline__ void store_pair(T* pointer, float x, float y) {
   }
 }
 
+// Element i of a lane.
+__device__ __forceinline__ int row_element(int i, int lane) {
+  return 2 * lane + 64 * (i / 2) + i % 2;
+}
+
+// cos and sin of type U from `offset` on; 1 and 0 beyond the rotary. All loads come before their
+// uses.
+template <typename U, int N>
+__device__ __forceinline__ void load_turns(RowFactors<N>& factors, const void* cos, const void* sin,
+                                           int64_t offset, int rotary_dim, int lane) {
+  const U* cosines = static_cast<const U*>(cos) + offset;
+  const U* sines = static_cast<const U*>(sin) + offset;
+  U raw[2][N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int element = row_element(i, lane);
+    raw[0][i] = from_float<U>(1.0f);
+    raw[1][i] = from_float<U>(0.0f);
+    if (element < rotary_dim) {
+      raw[0][i] = cosines[element];
+      raw[1][i] = sines[element];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    factors.cos[i] = to_float(raw[0][i]);
+    factors.sin[i] = to_float(raw[1][i]);
+  }
+}
+
 // `weight` may be null (no norm); `table_offset` is the element offset of this token's cos and sin.
 template <typename T, int N>
 __device__ __forceinline__ void load_factors(RowFactors<N>& factors, const RowSettings& settings,
                                              const T* weight, const void* cos, const void* sin,
                                              int64_t table_offset, int dim, int lane) {
+  T weights[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int element = 2 * lane + 64 * (i / 2) + i % 2;
-    factors.weight[i] = 1.0f;
-    factors.cos[i] = 1.0f;
-    factors.sin[i] = 0.0f;
-    if (weight != nullptr && element < dim) {
-      factors.weight[i] = to_float(weight[element]) + (settings.zero_centered ? 1.0f : 0.0f);
-    }
-    if (element < settings.rotary_dim) {
-      const int64_t at = table_offset + element;
-      if (settings.tables_fp32) {
-        factors.cos[i] = static_cast<const float*>(cos)[at];
-        factors.sin[i] = static_cast<const float*>(sin)[at];
-      } else {
-        factors.cos[i] = to_float(static_cast<const T*>(cos)[at]);
-        factors.sin[i] = to_float(static_cast<const T*>(sin)[at]);
-      }
-    }
+    weights[i] = from_float<T>(0.0f);
+    if (weight != nullptr && row_element(i, lane) < dim) weights[i] = weight[row_element(i, lane)];
+  }
+  if (settings.rotary_dim > 0 && settings.tables_fp32) {
+    load_turns<float, N>(factors, cos, sin, table_offset, settings.rotary_dim, lane);
+  } else if (settings.rotary_dim > 0) {
+    load_turns<T, N>(factors, cos, sin, table_offset, settings.rotary_dim, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    factors.weight[i] = to_float(weights[i]) + (settings.zero_centered ? 1.0f : 0.0f);
   }
 }
 
@@ -140,13 +165,27 @@ __device__ __forceinline__ void norm_rotate_row(T* row, float (&x)[N], bool has_
       x[i] = to_float(from_float<T>(x[i] * inverse_rms * factors.weight[i]));
     }
   }
+  const int half = settings.rotary_dim / 2;
+  if (settings.rotary_dim == 32 * N && !settings.interleaved && (N == 2 || N % 4 == 0)) {
+    // Partners are in the same lane, or in that half a warp away.
+    float turned[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float partner = N == 2 ? __shfl_xor_sync(0xffffffffu, x[i], 16) : x[(i + N / 2) % N];
+      const bool first = N == 2 ? lane < 16 : i < N / 2;
+      turned[i] = fmaf(x[i], factors.cos[i], (first ? -partner : partner) * factors.sin[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = turned[i];
+    store_row<T, N>(row, x, dim, lane);
+    return;
+  }
   store_row<T, N>(row, x, dim, lane);
   if (settings.rotary_dim == 0) return;
   __syncwarp();
-  const int half = settings.rotary_dim / 2;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int element = 2 * lane + 64 * (i / 2) + i % 2;
+    const int element = row_element(i, lane);
     // Reads without a branch; elements beyond the rotary read themselves and stay.
     const bool turns = element < settings.rotary_dim;
     const bool first = settings.interleaved ? i % 2 == 0 : element < half;
