@@ -38,7 +38,7 @@ from .spec import Norm, NotThisForm, Rows, activation_value
 
 
 @dataclass(frozen=True)
-class MlpSpec(Spec):
+class LayerMlpSpec(Spec):
     """``down(activation(gate(x)) * up(x))``."""
 
     gate: Rows
@@ -57,7 +57,7 @@ class LayerSpec(Spec):
 
     attention_path: str
     attention: AttentionSpec
-    mlp: MlpSpec
+    mlp: LayerMlpSpec
     attention_norm: Norm | None
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
@@ -209,7 +209,7 @@ def _propose(
         yield LayerSpec(name, spec.within(name), mlp, read[0], read[1], read[2], read[3], scale)
 
 
-def _mlp(name: str, layer: nn.Module, spec: GatedMlpSpec) -> MlpSpec:
+def _mlp(name: str, layer: nn.Module, spec: GatedMlpSpec) -> LayerMlpSpec:
     parts = (spec.gate, spec.up or spec.gate, spec.down)
     if any(part.transposed or part.activation != "identity" for part in parts):
         raise NotThisForm(f"{name}: matrices must be stored [N, K] without activation of their own")
@@ -223,7 +223,7 @@ def _mlp(name: str, layer: nn.Module, spec: GatedMlpSpec) -> MlpSpec:
         total = Rows(f"{name}.{spec.gate.path}").count(layer)
         halves = rows(spec.gate, 0, total // 2), rows(spec.gate, total // 2, total)
         gate, up = halves if spec.gate_first else halves[::-1]
-    return MlpSpec(gate, up, rows(spec.down), spec.activation)
+    return LayerMlpSpec(gate, up, rows(spec.down), spec.activation)
 
 
 def _norm_places(

@@ -34,7 +34,7 @@ class EmbeddingSpec(Spec):
             torch.tensor(self.scale, device="cpu").to(dtype).item() if self.rounded else self.scale
         )
 
-    def tables(self, base: nn.Module) -> torch.Tensor:
+    def table(self, base: nn.Module) -> torch.Tensor:
         """``[V, D]``."""
         return cast(torch.Tensor, base.get_submodule(self.path)._parameters["weight"])
 

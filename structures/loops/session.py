@@ -40,7 +40,7 @@ def token_table(model: nn.Module, spec: DecoderSpec) -> torch.Tensor:
         LoopRefused: something else is in its place.
     """
     try:
-        return spec.embedding.tables(model.get_submodule(spec.form.base))
+        return spec.embedding.table(model.get_submodule(spec.form.base))
     except (AttributeError, KeyError):
         path = f"{spec.form.base}.{spec.form.embedding}"
         raise LoopRefused(f"{path} was an embedding and holds no table of its own now") from None

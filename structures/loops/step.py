@@ -48,7 +48,7 @@ class BoundDecoder:
         """
         form = spec.form
         base = model.get_submodule(form.base)
-        table = spec.embedding.tables(base)
+        table = spec.embedding.table(base)
         tables: dict[str | None, Table] = {}
         rotary: list[Table | None] = []
         for layer, kind in zip(spec.layers, form.layer_types, strict=True):

@@ -200,7 +200,7 @@ def _compare(
 
 
 def _embed(base: nn.Module, spec: EmbeddingSpec) -> torch.Tensor:
-    return spec.tables(base)[_ids()] * spec.scale
+    return spec.table(base)[_ids()] * spec.scale
 
 
 def _logits(twin: nn.Module, spec: HeadSpec, x: torch.Tensor) -> torch.Tensor:
