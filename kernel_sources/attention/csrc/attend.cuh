@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
       ring.fill(done + 2);
     }
   }
+  block.append();
   if (work.first == work.last) return;
   if (!work.gathers) {
     block.merge_parts();

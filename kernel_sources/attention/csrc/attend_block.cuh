@@ -55,9 +55,8 @@ struct AttendBlock {
     }
   }
 
-  // The block's query rows, new keys and new values in shared memory; what is new goes to the cache
-  // from the one block that owns its slot and its first query row. Weights and tables come before
-  // the wait if they may. A warp asks for its next row before it works on one.
+  // The block's query rows, new keys and new values in shared memory. Weights and tables come
+  // before the wait if they may. A warp asks for its next row before it works on one.
   __device__ __forceinline__ void prepare() const {
     constexpr int N = kRowElements<D>;
     if (!(p.history_static && (p.table_rows > 0 || p.rows.rotary_dim == 0))) wait_for_inputs();
@@ -118,17 +117,28 @@ struct AttendBlock {
     T* row = at<T>(input.is_key ? layout.new_keys + input.token * kRowBytes<D>
                                 : layout.queries + index * kRowBytes<D>);
     norm_rotate_row<T, N>(row, input.x, has_norm, mean, input.factors, p.rows, D, lane);
-    if (!input.is_key) return;
-    if (lane < D / 8) at<uint4>(layout.new_values + input.token * kRowBytes<D>)[lane] = input.value;
-    const int first_row = input.token * static_cast<int>(p.group.value) - work.first_row;
-    if (first_row < 0 || first_row >= kMaxRows) return;
-    const int64_t slot = work.length + input.token;
-    T* k_row = static_cast<T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
+    if (input.is_key && lane < D / 8) {
+      at<uint4>(layout.new_values + input.token * kRowBytes<D>)[lane] = input.value;
+    }
+  }
+
+  // New keys and values to the cache, from the one block that owns a slot and its first query row.
+  // They are in shared memory.
+  __device__ __forceinline__ void append() const {
+    const int pieces = D / 8, new_rows = new_slots();
+#pragma unroll 1
+    for (int token = warp; token < new_rows; token += kWarps) {
+      const int first_row = token * static_cast<int>(p.group.value) - work.first_row;
+      const int64_t slot = work.length + token;
+      if (first_row < 0 || first_row >= kMaxRows || !work.owns(slot) || lane >= pieces) continue;
+      T* key = static_cast<T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
                work.kv_head * p.k_cache_strides[1] + slot * p.k_cache_strides[2];
-    T* v_row = static_cast<T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
-               work.kv_head * p.v_cache_strides[1] + slot * p.v_cache_strides[2];
-    store_row<T, N>(k_row, input.x, D, lane);
-    if (lane < D / 8) reinterpret_cast<uint4*>(v_row)[lane] = input.value;
+      T* value = static_cast<T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
+                 work.kv_head * p.v_cache_strides[1] + slot * p.v_cache_strides[2];
+      reinterpret_cast<uint4*>(key)[lane] = at<uint4>(layout.new_keys + token * kRowBytes<D>)[lane];
+      reinterpret_cast<uint4*>(value)[lane] =
+          at<uint4>(layout.new_values + token * kRowBytes<D>)[lane];
+    }
   }
 
   // This warp's tile of a split: weights, e and l of every row into shared memory.
@@ -169,15 +179,23 @@ struct AttendBlock {
   __device__ __forceinline__ void add_values(int split, const unsigned char* ring_slot,
                                              int buffer) const {
     if (kDimBlocks<D> < kWarps && warp >= kDimBlocks<D> * kGroups) return;
-    const int slot = split * kSplit + lane % 8 + lane / 16 * 8;
+    const int in_tile = lane % 8 + lane / 16 * 8, column = lane / 8 % 2 * 16;
+    const unsigned char* old_row = ring_slot + in_tile * kRowBytes<D> + column;
+    // New tokens are fewer than the slots of a tile: at most one of this lane's rows is new.
+    static_assert(kMaxTokens <= kTile);
+    const int new_tile_slot = work.length - split * kSplit - in_tile + kTile - 1;
+    const int token = kTile - 1 - (new_tile_slot & (kTile - 1));
+    const int new_tile = token < new_slots() ? new_tile_slot >> 4 : -1;
+    const unsigned char* new_row = shared + layout.new_values + token * kRowBytes<D> + column;
     const int rows = p.row_tiles * kTileRows;
 #pragma unroll 1
     for (int block = warp % kDimBlocks<D>; block < kDimBlocks<D>; block += kWarps) {
       uint32_t values[kWarps][4];
 #pragma unroll
       for (int tile = 0; tile < kWarps; ++tile) {
-        const unsigned char* row = row_of(slot + tile * kTile, ring_slot, layout.new_values);
-        load_matrices_transposed(values[tile], row + 32 * block + lane / 8 % 2 * 16);
+        const unsigned char* row =
+            tile == new_tile ? new_row : old_row + tile * kTile * kRowBytes<D>;
+        load_matrices_transposed(values[tile], row + 32 * block);
       }
 #pragma unroll 1
       for (int tile = warp / kDimBlocks<D>; tile < p.row_tiles; tile += kGroups) {

@@ -11,7 +11,8 @@
 namespace flashrt {
 
 constexpr int kThreads = 32 * kWarps;
-constexpr int kMaxRows = 32;  // query rows of a block
+constexpr int kMaxRows = 32;   // query rows of a block
+constexpr int kMaxTokens = 8;  // of a call, all sequences together
 
 // A workspace starts with counters, one per (sequence, key head, row tile): a fixed number, so that
 // calls of different sizes can share it. PartialStore follows.
