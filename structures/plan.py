@@ -133,6 +133,9 @@ def check_host(model: nn.Module) -> None:
     """
     if model.training:
         raise ValueError("attach: model must be in eval mode; call model.eval() first")
+    for name, module in model.named_modules():
+        if getattr(getattr(module, "_hf_hook", None), "offload", False):
+            raise ValueError(f"attach: module {name!r} has an offload hook; load it on one device")
     devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
     if "meta" in devices:
         raise ValueError("attach: model has tensors on the meta device; load its weights first")
@@ -143,8 +146,6 @@ def check_host(model: nn.Module) -> None:
     if len(devices) > 1:
         raise ValueError(f"attach: model must be on one device, got {', '.join(devices)}")
     for name, module in model.named_modules():
-        if getattr(getattr(module, "_hf_hook", None), "offload", False):
-            raise ValueError(f"attach: module {name!r} has an offload hook; load it on one device")
         if isinstance(module, Overridden):
             raise ValueError(
                 f"attach: module {name or type(module).__name__!r} is attached already; "

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -184,6 +185,33 @@ def test_one_region_in_training_mode_is_refused_alone() -> None:
     assert isinstance(decisions["first"], Refused)
     assert "training mode" in decisions["first"].reason
     assert isinstance(decisions["second"], Bound)
+
+
+def test_threads_that_attach_one_model_get_one_plan() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        host, other = zoo.make("llama"), zoo.make("qwen3")
+        before = portrait(host)
+        with ThreadPoolExecutor(4) as pool:
+            plans = [*pool.map(structures.attach, [host, other, host, host])]
+        assert torch.get_default_dtype() is torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert plans[0] is plans[2] is plans[3]
+    assert plans[1] is not plans[0]
+    plans[1].detach()
+    plans[0].detach()
+    assert portrait(host) == before
+
+
+def test_tensors_that_accelerate_offloads_are_an_error() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    host, x = model(), torch.randn(1, 3, 32)
+    accelerate.cpu_offload(host, execution_device="cpu")
+    with pytest.raises(ValueError, match="module 'norm' has an offload hook; load it on one dev"):
+        structures.attach(host)
+    with torch.no_grad():
+        assert torch.equal(host(x), model()(x))
 
 
 def test_meta_tensors_are_an_error() -> None:
