@@ -38,13 +38,13 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   if (!p.history_static) wait_for_inputs();
 
   const Work work(p);
-  // A block without slots may go before its wait, and make room: others of this grid wait.
-  if (work.own >= work.own_end) return;
-  const int rows = p.tokens * static_cast<int>(p.group.value);
+  if (work.own >= work.own_end) {
+    wait_for_inputs();
+    return;
+  }
   const AttendBlock<T, D> block{p,
                                 work,
-                                SharedLayout<D>(p.ring_slots, p.levels, p.row_tiles, p.tokens,
-                                                p.use_clusters ? min(rows, kMaxRows) : 0),
+                                p.layout,
                                 shared,
                                 gathered,
                                 static_cast<int>(threadIdx.x % 32),

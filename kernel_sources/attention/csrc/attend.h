@@ -19,6 +19,12 @@ struct Divisor {
         reciprocal(static_cast<uint32_t>(((uint64_t{1} << 32) + divisor - 1) / divisor)) {}
 };
 
+// Parts of a block's shared memory, in bytes from its start; see SharedLayout.
+struct SharedOffsets {
+  int sums, sums_el, gather_el, gather_o, queries, new_keys, new_values, weights, tile_e, tile_l;
+  int row_out, row_position, total;
+};
+
 // Strides count elements; the last dim of every tensor is contiguous. Rows of q, k and out start on
 // multiples of two elements, rows of v and the caches on 16-byte boundaries.
 struct AttendParams {
@@ -49,13 +55,14 @@ struct AttendParams {
   bool use_clusters;  // allowed; the launcher decides
   RowSettings rows;
   // Filled in by the launcher.
-  Divisor group;      // H / G
-  Divisor tiles;      // of 32 rows, for the T * H / G rows of a key head
-  Divisor lanes;      // batch * tiles: blocks of one place along the slots, per key head
-  Divisor blocks;     // that share the slots of one (sequence, key head, row tile)
-  int row_tiles;      // of 8 rows, in a block
-  int ring_slots;     // of the ring in shared memory
-  int levels;         // that a block may have to merge its splits
+  Divisor group;   // H / G
+  Divisor tiles;   // of 32 rows, for the T * H / G rows of a key head
+  Divisor lanes;   // batch * tiles: blocks of one place along the slots, per key head
+  Divisor blocks;  // that share the slots of one (sequence, key head, row tile)
+  int row_tiles;   // of 8 rows, in a block
+  int ring_slots;  // of the ring in shared memory
+  int levels;      // that a block may have to merge its splits
+  SharedOffsets layout;
   float* partial_el;  // parts of the workspace
   float* partial_o;
   int partial_rows;                        // B * T * H

@@ -25,7 +25,7 @@ struct AttendBlock {
 
   const AttendParams& p;
   const Work& work;
-  const SharedLayout<D> layout;
+  const SharedOffsets& layout;
   unsigned char* shared;
   ByteBarrier& gathered;
   int lane, warp;

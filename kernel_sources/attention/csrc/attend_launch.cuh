@@ -65,6 +65,7 @@ template <int D>
 struct Plan {
   int unit, units;  // blocks of a cluster, or 1; units per key head and row tile
   int ring_slots, levels, shared_bytes;
+  SharedOffsets layout;
   bool fits;
   bool shares;  // two blocks fit on a multiprocessor
 
@@ -85,8 +86,8 @@ struct Plan {
             : std::min(device.block_shared, device.multiprocessor_shared / 2 - kReservedShared);
     ring_slots = std::min(kRingSlots, 2 * std::min(splits, 2 * step));
     do {
-      shared_bytes =
-          SharedLayout<D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0).total;
+      layout = SharedLayout<D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0);
+      shared_bytes = layout.total;
     } while (shared_bytes + kStaticShared > (ring_slots > 2 ? limit : device.block_shared) &&
              --ring_slots > 0);
     fits = ring_slots > 0;
@@ -122,6 +123,7 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   if (!plan.fits) return cudaErrorInvalidValue;
   params.ring_slots = plan.ring_slots;
   params.levels = plan.levels;
+  params.layout = plan.layout;
   params.group = Divisor(group);
   params.tiles = Divisor(tiles);
   params.lanes = Divisor(params.batch * tiles);

@@ -31,14 +31,11 @@ constexpr int kSumBytes = 32 * 16;
 // Shared memory of a block, in bytes from its start. Slots of the ring hold the keys or the values
 // of a split. What the first block of a cluster gathers lies over the slots that one split leaves.
 template <int D>
-struct SharedLayout {
+struct SharedLayout : SharedOffsets {
   static constexpr int kSlotBytes = kSplit * kRowBytes<D>;
-  int sums, sums_el, gather_el, gather_o, queries, new_keys, new_values, weights, tile_e, tile_l;
-  int row_out, row_position, total;
 
   // `gather_rows`: rows of a block, 0 without clusters.
-  __host__ __device__ SharedLayout(int ring_slots, int levels, int row_tiles, int tokens,
-                                   int gather_rows) {
+  SharedLayout(int ring_slots, int levels, int row_tiles, int tokens, int gather_rows) {
     const int rows = row_tiles * kTileRows;
     sums = ring_slots * kSlotBytes;
     sums_el = sums + levels * row_tiles * kDimBlocks<D> * kSumBytes;

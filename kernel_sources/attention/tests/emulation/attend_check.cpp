@@ -169,9 +169,9 @@ class Check {
     params_.blocks = Divisor(blocks);
     params_.ring_slots = 1 + seed % 6;
     const int gather_rows = clusters ? std::min(c_.tokens * group_, kMaxRows) : 0;
-    const int bytes = SharedLayout<D>(params_.ring_slots, params_.levels, params_.row_tiles,
-                                      c_.tokens, gather_rows)
-                          .total;
+    params_.layout = SharedLayout<D>(params_.ring_slots, params_.levels, params_.row_tiles,
+                                     c_.tokens, gather_rows);
+    const int bytes = params_.layout.total;
     const int lanes = c_.batch * tiles_;
     emulate::run(
         dim3(unit, c_.kv_heads, lanes * (blocks / unit)), kThreads, unit, bytes,
