@@ -300,13 +300,13 @@ struct AttendBlock {
 
   // Every pair of elements, once over the block's threads, from `parts(row, pair)` of 2^level
   // splits.
-  template <bool kGlobal, typename Function>
-  __device__ __forceinline__ void write_merged(int level, Function parts) const {
+  template <bool kGlobal, typename Function, typename Ready>
+  __device__ __forceinline__ void write_merged(int level, Function parts, Ready ready) const {
     const int pairs = work.rows * (D / 2);
     for (int i = threadIdx.x; i - lane < pairs; i += kThreads) {
       const int row = i / (D / 2), pair = i % (D / 2);
       Partial sum = empty_partial();
-      if (i < pairs) sum = merge<kGlobal>(parts(row, pair), level);
+      if (i < pairs) sum = merge<kGlobal>(parts(row, pair), level, ready);
       write_pair(row, pair, sum.o, sum.l, 1);
     }
   }
@@ -315,15 +315,17 @@ struct AttendBlock {
   __device__ __forceinline__ void gather() const {
     const int splits = work.last - work.first + 1;
     if (threadIdx.x == 0) gathered.arrive_expecting(splits * work.rows * (D * 4 + 8));
-    gathered.wait(0);
-    write_merged<false>(0, [&](int row, int pair) {
-      return Parts{at<float2>(layout.gather_el) + row,
-                   at<float2>(layout.gather_o) + row * (D / 2) + pair,
-                   work.rows,
-                   work.rows * (D / 2),
-                   work.first,
-                   work.last};
-    });
+    write_merged<false>(
+        0,
+        [&](int row, int pair) {
+          return Parts{at<float2>(layout.gather_el) + row,
+                       at<float2>(layout.gather_o) + row * (D / 2) + pair,
+                       work.rows,
+                       work.rows * (D / 2),
+                       work.first,
+                       work.last};
+        },
+        [&] { gathered.wait(0); });
   }
 
   // Parts in the workspace: the last block to get here merges them.
@@ -331,16 +333,19 @@ struct AttendBlock {
     int* counter = static_cast<int*>(p.workspace) + work.lane_index;
     if (!arrive_last(counter, work.active_blocks(p))) return;
     const int first = work.first >> work.level, last = work.last >> work.level;
-    write_merged<true>(work.level, [&](int row, int pair) {
-      const int64_t at_first =
-          static_cast<int64_t>(first) * p.partial_rows + at<int>(layout.row_out)[row];
-      return Parts{reinterpret_cast<const float2*>(p.partial_el) + at_first,
-                   reinterpret_cast<const float2*>(p.partial_o) + at_first * (D / 2) + pair,
-                   p.partial_rows,
-                   static_cast<int64_t>(p.partial_rows) * (D / 2),
-                   first,
-                   last};
-    });
+    write_merged<true>(
+        work.level,
+        [&](int row, int pair) {
+          const int64_t at_first =
+              static_cast<int64_t>(first) * p.partial_rows + at<int>(layout.row_out)[row];
+          return Parts{reinterpret_cast<const float2*>(p.partial_el) + at_first,
+                       reinterpret_cast<const float2*>(p.partial_o) + at_first * (D / 2) + pair,
+                       p.partial_rows,
+                       static_cast<int64_t>(p.partial_rows) * (D / 2),
+                       first,
+                       last};
+        },
+        [] {});
   }
 };
 

@@ -63,23 +63,31 @@ struct Parts {
   int first, last;
 };
 
-// Merge parts of 2^level splits each, in the order of the tree. Parts in global memory come from
-// other blocks and are read past L1.
-template <bool kGlobal>
-__device__ __forceinline__ Partial merge(const Parts& parts, int level) {
+// Merge parts of 2^level splits each, in the order of the tree. `ready` returns when parts may be
+// read. Parts in global memory come from other blocks and are read past L1.
+template <bool kGlobal, typename Ready>
+__device__ __forceinline__ Partial merge(const Parts& parts, int level, Ready ready) {
   constexpr int kBatch = 8;
   Partial sum = empty_partial();
   for (int base = parts.first / kBatch * kBatch; base <= parts.last; base += kBatch) {
-    Partial part[kBatch];
+    const float2* el[kBatch];
+    const float2* o[kBatch];
+    bool is_there[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       // Loads without a branch; a part that is not there is empty.
       const int index = min(max(base + i, parts.first), parts.last);
-      const float2* el = parts.el + (index - parts.first) * parts.el_stride;
-      const float2* o = parts.o + (index - parts.first) * parts.o_stride;
-      const float2 el_value = kGlobal ? __ldcg(el) : *el;
+      el[i] = parts.el + (index - parts.first) * parts.el_stride;
+      o[i] = parts.o + (index - parts.first) * parts.o_stride;
+      is_there[i] = index == base + i;
+    }
+    ready();
+    Partial part[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float2 el_value = kGlobal ? __ldcg(el[i]) : *el[i];
       part[i] =
-          Partial{index == base + i ? el_value.x : -INFINITY, el_value.y, kGlobal ? __ldcg(o) : *o};
+          Partial{is_there[i] ? el_value.x : -INFINITY, el_value.y, kGlobal ? __ldcg(o[i]) : *o[i]};
     }
 #pragma unroll
     for (int step = 1; step < kBatch; step *= 2) {
