@@ -11,6 +11,7 @@ from flash_rt.flashrt_hf.kernels.compile import BuildError
 from flash_rt.flashrt_hf.kernels.manifest import ManifestError
 from flash_rt.flashrt_hf.kernels.resolver import KernelNotFoundError
 from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
+from flash_rt.flashrt_hf.settings import SettingError
 
 # name -> module. The module is imported only when its command is asked for or help is printed; it
 # has either ``app``, a typer.Typer with subcommands, or ``command``, one function, with click's
@@ -21,6 +22,8 @@ COMMANDS = {
     "generate": "flash_rt.flashrt_hf.commands.generate",
     "bench": "flash_rt.flashrt_hf.commands.bench",
 }
+
+EXPECTED = (BuildError, KernelNotFoundError, ManifestError, OSError, SettingError, ToolchainError)
 
 
 def build_app(names: list[str]) -> typer.Typer:
@@ -44,6 +47,6 @@ def main() -> None:
     app = build_app([asked] if asked in COMMANDS else list(COMMANDS))
     try:
         app(prog_name="flash-rt")
-    except (BuildError, KernelNotFoundError, ManifestError, ToolchainError) as error:
+    except EXPECTED as error:
         print(f"flash-rt: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -11,6 +11,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class SettingError(ValueError):
+    """An environment variable breaks its rule; names variable, rule and text."""
+
+
 @dataclass(frozen=True)
 class Setting(Generic[T]):
     """One environment variable. ``parse`` raises ValueError with the rule a value broke."""
@@ -24,7 +28,7 @@ class Setting(Generic[T]):
         """Value of the variable, or the default where it is unset or empty.
 
         Raises:
-            ValueError: the text is not a valid value; names the variable, rule and text.
+            SettingError: the text is not a valid value.
         """
         text = os.environ.get(self.name, "")
         if not text:
@@ -32,7 +36,7 @@ class Setting(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ValueError(f"{self.name}: {error}, got {text!r}") from None
+            raise SettingError(f"{self.name}: {error}, got {text!r}") from None
 
 
 def _flag(text: str) -> bool:

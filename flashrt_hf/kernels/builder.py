@@ -68,11 +68,11 @@ def build_cuda(workspace: Workspace, family: Family, archs: Sequence[str] = ()) 
     if _is_current(target, identifier, selected):
         return Built(target, "unchanged")
     validate.check_family(workspace, family, cuda=True)
-    with locked(folder), staging(folder) as stage:
+    with locked(folder) as lock, staging(folder) as stage:
         if _is_current(target, identifier, selected):
             return Built(target, "unchanged")
         extension = Extension(family, identifier, selected, nvcc)
-        library = compile_extension(extension, folder / ".work" / name)
+        library = compile_extension(extension, folder / ".work" / name, lock=lock)
         variant.write_python_files(family, identifier, stage, backend="cuda")
         shutil.copy2(library, stage / library.name)
         variant.write_metadata(family, identifier, stage, backend="cuda", archs=selected)

@@ -65,8 +65,11 @@ class Extension:
     nvcc: Nvcc
 
 
-def compile_extension(extension: Extension, work: Path) -> Path:
+def compile_extension(extension: Extension, work: Path, *, lock: int) -> Path:
     """Compile into ``work``, which may hold the objects of an earlier build.
+
+    Args:
+        lock: file descriptor of ``install.locked``; the compilers hold it too.
 
     Returns:
         The shared object.
@@ -85,7 +88,9 @@ def compile_extension(extension: Extension, work: Path) -> Path:
     _write_if_changed(work / "build.ninja", _ninja_file(extension, work))
     jobs = settings.MAX_JOBS.get()
     ninja = [toolchain.find_program("ninja"), "-C", str(work)]
-    result = subprocess.run([*ninja, "-j", str(jobs)], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [*ninja, "-j", str(jobs)], capture_output=True, text=True, check=False, pass_fds=[lock]
+    )
     if result.returncode != 0:
         output = (result.stdout + result.stderr)[-8000:]
         raise BuildError(f"{extension.family.name}: build failed\n{output}")

@@ -17,8 +17,12 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; says so where another process has it, and waits."""
+def locked(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock; says so where another process has it, and waits.
+
+    Yields the lock's file descriptor. A child process that inherits it keeps the lock for as long
+    as it runs, so that compilers which outlive a killed builder do not meet those of the next.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
@@ -26,7 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             print(f"{folder.name}: another build is running, waiting for it", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
 @contextmanager

@@ -72,6 +72,26 @@ def test_missing_nvcc_fails_or_is_skipped_aloud(run, workspace, tmp_path, monkey
     assert [p.name for p in (workspace.builds / "scale/build").iterdir()] == ["torch-cpu"]
 
 
+def test_a_setting_that_breaks_its_rule_is_one_message(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    code, _, err = run("build", "scale")
+    assert code == 1
+    assert err == (
+        f"flash-rt: CUDA_HOME: must be an existing directory, got {str(tmp_path / 'nowhere')!r}\n"
+    )
+
+
+def test_a_build_folder_that_cannot_be_made_is_one_message(run, workspace):
+    workspace.builds.parent.mkdir(exist_ok=True)
+    workspace.builds.touch()
+    code, out, err = run("build", "scale", "--cpu-only")
+    assert (code, out) == (1, "")
+    assert err.startswith("flash-rt: [Errno ")
+    assert str(workspace.builds) in err
+    workspace.builds.unlink()
+    assert run("build", "scale", "--cpu-only")[0] == 0
+
+
 def test_sync_check(run, family):
     assert run("sync", "--check") == (0, "", "")
     (family.path / "flake.nix").write_text("")

@@ -1,8 +1,13 @@
 """CUDA builds of the scratch family. They need nvcc, not a GPU."""
 
+import fcntl
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +104,43 @@ def test_two_builds_at_once(nvcc, workspace, source_environment):
     assert "scale: another build is running, waiting for it" in "".join(e for _, e in outputs)
     (path,) = (workspace.builds / "scale/build").iterdir()
     assert check.check_variant(workspace.family("scale"), path).problems == []
+
+
+def test_compilers_that_outlive_a_killed_build_keep_its_lock(
+    nvcc, workspace, tmp_path, source_environment
+):
+    ninja, started = tmp_path / "ninja", tmp_path / "started"
+    ninja.write_text(
+        f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 60\n"
+    )
+    ninja.chmod(0o755)
+    code = f"""
+        from pathlib import Path
+        from flash_rt.flashrt_hf.kernels import builder, toolchain
+        from flash_rt.flashrt_hf.kernels.manifest import Workspace
+        found = toolchain.find_program
+        toolchain.find_program = lambda name: {str(ninja)!r} if name == "ninja" else found(name)
+        workspace = Workspace(Path({str(workspace.root)!r}))
+        builder.build_cuda(workspace, workspace.family("scale"))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=source_environment,
+        stdout=subprocess.DEVNULL,
+    )
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    with (workspace.builds / "scale/.lock").open("a") as lock:
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.kill(int(started.read_text()), signal.SIGKILL)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    assert not list((workspace.builds / "scale").glob("build/*-cu*"))
 
 
 def test_check_finds_a_truncated_library(copy):
