@@ -8,14 +8,19 @@ beside ``gguf``.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from flash_rt.flashrt_hf.kernels.install import replace_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,8 +56,8 @@ def gguf_folder() -> Path:
 def folder(*, root: Path | None = None, source: Path | None = None) -> Path:
     """Return the safetensors folder of the model, converting it on the first call.
 
-    Safe against a second process and against being killed: the folder is prepared beside its place
-    and renamed.
+    Safe against a second process, which waits, and against being killed: the folder is prepared
+    beside its place and renamed. What a killed conversion left, or half a folder, is replaced.
 
     Args:
         root: where folders are kept; default ``cache_root()``.
@@ -63,19 +68,29 @@ def folder(*, root: Path | None = None, source: Path | None = None) -> Path:
         return target
     source = source or gguf_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{FOLDER_NAME}."))
-    try:
-        _convert(source, temporary)
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(target)
-        except OSError:
-            # Another process was first; its folder is as good as this one.
-            if not (target / COMPLETE).is_file():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _alone_in(target.parent):
+        for leftover in target.parent.glob(f".{FOLDER_NAME}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if not (target / COMPLETE).is_file():
+            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{FOLDER_NAME}."))
+            try:
+                _convert(source, temporary)
+                temporary.chmod(0o755)
+                replace_folder(temporary, target)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; it is given up with the process, however that ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,17 +46,41 @@ def test_a_failed_conversion_leaves_nothing(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_process_may_be_first(monkeypatch, tmp_path):
-    target = tmp_path / real_model.FOLDER_NAME
+def test_a_second_caller_waits_and_converts_nothing(monkeypatch, tmp_path):
+    begun, go_on, calls = threading.Event(), threading.Event(), []
 
-    def convert(source: Path, mine: Path) -> None:
-        (mine / real_model.COMPLETE).write_text("mine")
-        target.mkdir()
-        (target / real_model.COMPLETE).write_text("theirs")
+    def convert(source: Path, target: Path) -> None:
+        calls.append(target)
+        begun.set()
+        assert go_on.wait(60)
+        (target / real_model.COMPLETE).write_text("{}")
 
     monkeypatch.setattr(real_model, "_convert", convert)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(real_model.folder, root=tmp_path, source=tmp_path)
+        assert begun.wait(60)
+        second = pool.submit(real_model.folder, root=tmp_path, source=tmp_path)
+        assert not second.done()
+        go_on.set()
+        assert first.result(60) == second.result(60) == tmp_path / real_model.FOLDER_NAME
+    assert len(calls) == 1
+    assert [p.name for p in tmp_path.iterdir()] == [real_model.FOLDER_NAME]
+
+
+def test_what_killed_conversions_left_is_removed(conversions, tmp_path):
+    (tmp_path / f".{real_model.FOLDER_NAME}.a1b2").mkdir()
+    (tmp_path / f".{real_model.FOLDER_NAME}.a1b2/model.safetensors").write_text("half")
+    (tmp_path / "another").mkdir()
+    real_model.folder(root=tmp_path, source=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["another", real_model.FOLDER_NAME]
+
+
+def test_half_a_folder_is_replaced(conversions, tmp_path):
+    target = tmp_path / real_model.FOLDER_NAME
+    target.mkdir()
+    (target / "junk").write_text("half")
     assert real_model.folder(root=tmp_path, source=tmp_path) == target
-    assert (target / real_model.COMPLETE).read_text() == "theirs"
+    assert sorted(p.name for p in target.iterdir()) == [real_model.COMPLETE, "model.safetensors"]
     assert [p.name for p in tmp_path.iterdir()] == [real_model.FOLDER_NAME]
 
 
