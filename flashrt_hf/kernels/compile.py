@@ -89,7 +89,12 @@ def compile_extension(extension: Extension, work: Path, *, lock: int) -> Path:
     jobs = settings.MAX_JOBS.get()
     ninja = [toolchain.find_program("ninja"), "-C", str(work)]
     result = subprocess.run(
-        [*ninja, "-j", str(jobs)], capture_output=True, text=True, check=False, pass_fds=[lock]
+        [*ninja, "-j", str(jobs)],
+        stdin=subprocess.DEVNULL,  # compilers fail where standard input is closed
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=[lock],
     )
     if result.returncode != 0:
         output = (result.stdout + result.stderr)[-8000:]

@@ -98,18 +98,23 @@ def _dotted(version: tuple[int, int]) -> str:
 def _probe_nvcc(path: Path) -> Nvcc | None:
     # The dry run prints the toolkit's root even where the nvcc found is a wrapper script.
     try:
-        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-        dry = subprocess.run(
-            [path, "-dryrun", "-c", "probe.cu"], capture_output=True, text=True, check=False
-        )
-    except (OSError, subprocess.CalledProcessError):
+        version = _run(path, "--version")
+        dry = _run(path, "-dryrun", "-c", "probe.cu")
+    except OSError:
         return None
     release = re.search(r"release (\d+)\.(\d+)", version.stdout)
     top = re.search(r"^#\$ TOP=(.+)$", dry.stderr, re.MULTILINE)
-    if release is None:
+    if version.returncode != 0 or release is None:
         return None
     root = Path(top[1]) if top else path.resolve().parent.parent
     return Nvcc(path, root.resolve(), (int(release[1]), int(release[2])))
+
+
+def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    # Compilers fail where standard input is closed, as services may have it.
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
 
 
 def torch_root() -> Path:

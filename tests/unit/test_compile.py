@@ -143,6 +143,23 @@ def test_compilers_that_outlive_a_killed_build_keep_its_lock(
     assert not list((workspace.builds / "scale").glob("build/*-cu*"))
 
 
+def test_build_without_a_standard_input(workspace, nvcc, source_environment):
+    code = (
+        "from pathlib import Path; from flash_rt.flashrt_hf.kernels import builder\n"
+        "from flash_rt.flashrt_hf.kernels.manifest import Workspace\n"
+        f"workspace = Workspace(Path({str(workspace.root)!r}))\n"
+        "print(builder.build_cuda(workspace, workspace.family('scale'), ['9.0a']).action)"
+    )
+    result = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", code],
+        env=source_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "built\n", result.stderr
+
+
 def test_check_finds_a_truncated_library(copy):
     workspace, path = copy
     with library(path).open("r+b") as file:
