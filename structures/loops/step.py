@@ -176,7 +176,7 @@ class Step:
             state.next_ids,
             state.eos,
             state.max_new,
-            STOPPED,
+            pad_id=STOPPED,
             workspace=self._scratch,
         )
 

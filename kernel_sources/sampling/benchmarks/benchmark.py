@@ -47,7 +47,9 @@ def report(sampling, dtype: torch.dtype, rows: int, vocab: int) -> None:
 
     def greedy_step():
         sampling.greedy_step(
-            logits, tokens, *integers, finished, out, eos, max_new, 0, workspace=scratch
+            *(logits, tokens, *integers, finished, out, eos, max_new),
+            pad_id=0,
+            workspace=scratch,
         )
 
     argmax()

@@ -73,7 +73,7 @@ def step(sampling, rows, state, device, size=5003, dtype=torch.float32, **argume
     logits = logits_of(rows, size, dtype, device)
     eos = torch.tensor(EOS, device=device)
     max_new = torch.tensor([row.max_new for row in rows], dtype=torch.int32, device=device)
-    assert sampling.greedy_step(logits, *state, eos, max_new, PAD, **arguments) is None
+    assert sampling.greedy_step(logits, *state, eos, max_new, pad_id=PAD, **arguments) is None
 
 
 def assert_after(rows, state):
@@ -123,10 +123,10 @@ def test_no_end_of_sequence_and_no_rows(sampling, device):
     logits = logits_of(rows, 100, torch.float32, device)
     eos = torch.empty(0, dtype=torch.int64, device=device)
     max_new = torch.tensor([6], dtype=torch.int32, device=device)
-    sampling.greedy_step(logits, *state, eos, max_new, PAD)
+    sampling.greedy_step(logits, *state, eos, max_new, pad_id=PAD)
     assert (state.counts.item(), state.finished.item()) == (3, False)
     empty = state_of([], device)
-    sampling.greedy_step(logits[:0], *empty, eos, max_new[:0], PAD)
+    sampling.greedy_step(logits[:0], *empty, eos, max_new[:0], pad_id=PAD)
     assert empty.tokens.shape == (0, CAPACITY)
 
 

@@ -9,8 +9,8 @@ def test_replay_equals_eager(sampling, cuda):
     scratch = sampling.workspace(2, 151936, cuda)
 
     def two_steps(arguments):
-        sampling.greedy_step(*arguments, 5, workspace=scratch)
-        sampling.greedy_step(*arguments, 5, workspace=scratch)
+        sampling.greedy_step(*arguments, pad_id=5, workspace=scratch)
+        sampling.greedy_step(*arguments, pad_id=5, workspace=scratch)
 
     def reset(arguments):
         for tensor in arguments[1:6]:
@@ -43,7 +43,7 @@ def test_logits_and_state_may_have_a_producer_in_flight(sampling, cuda):
     write_late(late, arguments[0])
     finished_late.zero_()
     rest = (*arguments[1:4], finished_late, *arguments[5:])
-    sampling.greedy_step(late, *rest, 5, workspace=scratch)
+    sampling.greedy_step(late, *rest, pad_id=5, workspace=scratch)
     assert torch.equal(arguments[5], expected)
     assert arguments[2].tolist() == [1, 1]
 

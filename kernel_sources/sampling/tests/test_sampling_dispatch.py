@@ -34,7 +34,7 @@ def test_opcheck(sampling, device):
 def test_compile(sampling, device, dynamic):
     def block(logits, *rest):
         scratch = sampling.workspace(logits.shape[0], logits.shape[1], logits.device)
-        sampling.greedy_step(logits, *rest, 5, workspace=scratch)
+        sampling.greedy_step(logits, *rest, pad_id=5, workspace=scratch)
         return sampling.argmax(logits.neg())
 
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=dynamic)

@@ -112,6 +112,11 @@ def test_greedy_step_arguments(sampling, argument, value, rule):
         step(sampling, **{argument: value})
 
 
+def test_pad_id_is_a_keyword(sampling):
+    with pytest.raises(TypeError, match="takes 8 positional arguments but 9 were given"):
+        sampling.greedy_step(LOGITS, *[LOGITS] * 7, 0)
+
+
 def test_grad(sampling):
     logits = torch.zeros(2, 64, requires_grad=True)
     with torch.enable_grad():

@@ -103,8 +103,8 @@ def greedy_step(
     next_ids: torch.Tensor,
     eos: torch.Tensor,
     max_new: torch.Tensor,
-    pad_id: int,
     *,
+    pad_id: int,
     workspace: torch.Tensor | None = None,
 ) -> None:
     """Choose the next token of every row, append it, advance the row, and test whether it stops.
