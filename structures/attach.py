@@ -32,7 +32,8 @@ def attach(
         model: an ``nn.Module`` in eval mode on one device, or a handle with ``.model``.
         forward: the method through which the model is called, of the model or of a module inside;
             default ``model.forward``. Calls of it replay graphs where they can.
-        precision: ``"auto"`` and ``"bf16"`` change no parameter.
+        precision: ``"auto"`` takes the weights as they are; ``"bf16"`` also, and refuses a model
+            whose weights are of another dtype. Neither changes a parameter.
 
     Returns:
         The plan in force. Attaching again with the same settings returns the same plan.

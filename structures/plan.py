@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from .binding import Binder, Overridden
@@ -103,8 +104,8 @@ def plan(model: nn.Module, *, precision: str = "auto") -> Plan:
 
     Raises:
         TypeError: ``model`` is no ``nn.Module`` (nor holds one as ``.model``).
-        ValueError: unknown precision; a model in training mode, on several devices, on meta, with
-            offload hooks, or attached already.
+        ValueError: unknown precision, or one that the weights do not have; a model in training
+            mode, on several devices, on meta, with offload hooks, or attached already.
     """
     return make_plan(host_of(model), Settings(precision=_checked_precision(precision)))
 
@@ -153,9 +154,28 @@ def check_host(model: nn.Module) -> None:
             )
 
 
+def _check_weights(model: nn.Module, precision: str) -> None:
+    """``"bf16"`` casts nothing, so most weights have to be bf16 already.
+
+    Raises:
+        ValueError: they are of another dtype.
+    """
+    elements: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            elements[parameter.dtype] += parameter.numel()
+    found = elements.most_common(1)[0][0] if elements else torch.bfloat16
+    if precision == "bf16" and found is not torch.bfloat16:
+        raise ValueError(
+            f"plan: precision='bf16' must be given bf16 weights, got {found}; cast first with "
+            "model.to(torch.bfloat16), or leave precision at 'auto'"
+        )
+
+
 def make_plan(model: nn.Module, settings: Settings) -> Plan:
     """Discover, prove and decide. Candidates that fail their numbers make way for narrower ones."""
     check_host(model)
+    _check_weights(model, settings.precision)
     _, device = place(model)
     discovery = Discovery()
     with proof_state(device):

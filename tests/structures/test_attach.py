@@ -113,7 +113,7 @@ def test_other_settings_ask_for_detach() -> None:
         structures.attach(host, precision="bf16")
     assert structures.attach(host) is plan
     plan.detach()
-    structures.attach(host, precision="bf16").detach()
+    structures.attach(host.to(torch.bfloat16), precision="bf16").detach()
 
 
 def test_a_part_that_is_attached_blocks_the_whole() -> None:
@@ -168,6 +168,24 @@ def test_what_is_no_module_is_an_error() -> None:
 def test_unknown_precision_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"precision must be one of .*got 'fp9'"):
         structures.plan(model(), precision="fp9")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_bf16_of_other_weights_is_an_error(dtype: torch.dtype) -> None:
+    host = model().to(dtype)
+    before = portrait(host)
+    text = rf"precision='bf16' must .*, got {dtype}; cast first with model.to\(torch.bfloat16\)"
+    for call in (structures.plan, structures.attach):
+        with pytest.raises(ValueError, match=text):
+            call(host, precision="bf16")
+    assert portrait(host) == before
+
+
+def test_bf16_of_a_model_that_keeps_a_norm_in_fp32() -> None:
+    host = model().to(torch.bfloat16)
+    host.norm.float()
+    found = rows(structures.plan(host, precision="bf16"))
+    assert isinstance(found["first"], Bound) and found["first"].precision == "bf16"
 
 
 def test_training_mode_is_an_error() -> None:
