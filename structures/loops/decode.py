@@ -100,7 +100,8 @@ class DecodeLoop:
             max_new_tokens: None fills the cache.
             eos_token_id: a row stops behind one of these; None takes the model's, ``()`` none.
             pad_token_id: fills rows that stopped; None takes the model's, else the first eos.
-            streamer: gets the prompt, then the tokens of every step, as in transformers.
+            streamer: gets the prompt, then the tokens of every step, as in transformers; ``end``
+                also when the request fails behind the prompt.
 
         Returns:
             int64 ``[B, P + new]`` on the device of ``input_ids``.
@@ -134,15 +135,19 @@ class DecodeLoop:
             pad=pad_token_id,
             vocabulary=table.shape[0],
         )
-        with (
-            plain_tensors(table.device),
-            self._sessions.use(self.batch_size, self.max_len) as session,
-        ):
-            if streamer is not None:
-                streamer.put(input_ids.cpu())
-            new = run_greedy(session, request, streamer)
-        if streamer is not None:
-            streamer.end()
+        listening: Streamer | None = None  # from the prompt on, when it is owed an end
+        try:
+            with (
+                plain_tensors(table.device),
+                self._sessions.use(self.batch_size, self.max_len) as session,
+            ):
+                if streamer is not None:
+                    streamer.put(input_ids.cpu())
+                    listening = streamer
+                new = run_greedy(session, request, streamer)
+        finally:
+            if listening is not None:
+                listening.end()
         return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
     def reset(self) -> None:

@@ -166,6 +166,10 @@ def current_sample(
             new = run(session, call.request, streamer, **_between(call))
     except (LoopRefused, NotThisForm) as reason:
         raise HostOnly(str(reason)) from None
+    except BaseException:
+        if streamer is not None:  # transformers has given it the prompt
+            streamer.end()
+        raise
     if call.whole_steps:
         door.looped += 1
     else:

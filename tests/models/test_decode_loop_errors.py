@@ -89,7 +89,8 @@ def test_a_refused_request_streams_nothing(loop: Any) -> None:
         def put(self, value: torch.Tensor) -> None:
             puts.append(value)
 
-        def end(self) -> None: ...
+        def end(self) -> None:
+            puts.append("end")
 
     loop._model.train()
     with pytest.raises(RuntimeError, match="training mode"):
@@ -166,17 +167,20 @@ def test_a_failing_streamer_leaves_the_loop_working() -> None:
     wanted = loop.generate(IDS, max_new_tokens=9)
 
     class Failing:
-        steps = 0
+        steps = ends = 0
 
         def put(self, value: torch.Tensor) -> None:
             self.steps += 1
             if self.steps == 4:
                 raise KeyError("streamer")
 
-        def end(self) -> None: ...
+        def end(self) -> None:
+            self.ends += 1
 
+    streamer = Failing()
     with pytest.raises(KeyError, match="streamer"):
-        loop.generate(IDS, max_new_tokens=9, streamer=Failing())
+        loop.generate(IDS, max_new_tokens=9, streamer=streamer)
+    assert (streamer.steps, streamer.ends) == (4, 1)
     assert torch.equal(loop.generate(IDS, max_new_tokens=9), wanted)
 
 

@@ -109,6 +109,24 @@ def test_a_streamer_gets_what_the_host_streams(option: dict[str, Any]) -> None:
     assert ours.puts == theirs.puts
 
 
+@pytest.mark.parametrize("option", [{}, {"repetition_penalty": 1.3}])
+def test_a_streamer_gets_its_end_when_the_request_fails(
+    llama: tuple[Any, Any], option: dict[str, Any]
+) -> None:
+    class Failing(Streamer):
+        def put(self, value: torch.Tensor) -> None:
+            super().put(value)
+            if len(self.puts) == 4:
+                raise KeyError("streamer")
+
+    ids, mask = prompt(1, 7)
+    wanted, streamer = host("llama", ids, mask, max_new_tokens=9), Failing()
+    with pytest.raises(KeyError, match="streamer"):
+        host("llama", ids, mask, max_new_tokens=9, streamer=streamer, **option)
+    assert len(streamer.puts) == 5 and streamer.puts[-1] == "end"
+    assert torch.equal(host("llama", ids, mask, max_new_tokens=9), wanted)
+
+
 HOSTED: list[tuple[dict[str, Any], str]] = [
     ({"do_sample": True}, "do_sample=True"),
     ({"cache_implementation": "static"}, "cache_implementation='static'"),
