@@ -50,3 +50,7 @@ def main() -> None:
     except EXPECTED as error:
         print(f"flash-rt: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -115,6 +115,21 @@ def test_every_registered_command_has_help(source_environment):
         assert f"flash-rt {name}" in result.stdout
 
 
+@pytest.mark.parametrize("module", ["flash_rt", "flash_rt.flashrt_hf.cli"])
+def test_modules_that_run_as_the_command(source_environment, module):
+    def call(*arguments):
+        command = [sys.executable, "-W", "error", "-m", module, *arguments]
+        return subprocess.run(
+            command, env=source_environment, capture_output=True, text=True, check=False
+        )
+
+    listed = call("kernels", "sync", "--check")
+    assert (listed.returncode, listed.stdout, listed.stderr) == (0, "", "")
+    wrong = call("kernels", "build", "nope")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("flash-rt: kernels: no family 'nope'; the families are ")
+
+
 def test_one_broken_family_does_not_stop_the_others(run, workspace):
     import shutil
 
