@@ -106,9 +106,13 @@ cudaError_t launch_rows(const LinearArgs& args, int shared_limit, cudaStream_t s
   }
   const Plan plan = make_plan(args, kRows, 1);
   const int bytes = shared_bytes<kRows, 1>(plan, streams);
-  if (bytes <= limit) {
-    return streams ? launch_plan(stream_kernel<T, kRows, 1>, args, plan, 1, bytes, stream)
-                   : launch_plan(strided_kernel<T, kRows>, args, plan, 1, bytes, stream);
+  if (streams && bytes <= limit) {
+    return launch_plan(stream_kernel<T, kRows, 1>, args, plan, 1, bytes, stream);
+  }
+  // The slow path needs no ring, so it also serves a single row that leaves no room for one.
+  const int strided_bytes = shared_bytes<kRows, 1>(plan, false);
+  if ((!streams || kRows == 1) && strided_bytes <= limit) {
+    return launch_plan(strided_kernel<T, kRows>, args, plan, 1, strided_bytes, stream);
   }
   if constexpr (kRows == 1) {
     return cudaErrorInvalidValue;

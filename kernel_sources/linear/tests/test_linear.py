@@ -87,6 +87,18 @@ def test_rows(family: ModuleType, device: str, dtype: torch.dtype, rows: int) ->
     )
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("k", [40960, 49152, 49160])
+def test_long_rows(family: ModuleType, device: str, dtype: torch.dtype, rows: int, k: int) -> None:
+    """Rows of x that fill shared memory, and those that no longer fit."""
+    check_linear(
+        family,
+        x=cases.normal((rows, k), dtype, device, seed=0),
+        weight=cases.make_weight(24, k, dtype, device),
+        **cases.make_prologue("norm", (rows, k), dtype, device),
+    )
+
+
 @pytest.mark.parametrize("shape", [(64,), (1, 1, 64), (2, 3, 64), (2, 0, 64), (3, 5, 64)])
 def test_leading_dims(family: ModuleType, device: str, shape: tuple[int, ...]) -> None:
     """Any leading dims, and none, give the shape of x with N in place of K."""

@@ -1,4 +1,7 @@
-"""One call of a public function: checks, then the kernel for up to 8 rows or torch for more."""
+"""One call of a public function: checks, then the kernel for up to 8 rows or torch for more.
+
+Rows of more than ``MAX_COLUMNS`` elements go to torch too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from .reference import NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM
 from .schema import ops
 
 MAX_ROWS = 8  # kMaxRows in csrc/linear.h
+# One row of x beside a block's sums within the 99 KB of shared memory that every supported GPU has.
+MAX_COLUMNS = 48 * 1024
 
 Maybe: TypeAlias = "torch.Tensor | None"
 
@@ -72,7 +77,7 @@ def apply(
     branch_args = (branch, branch_norm_weight, branch_norm_eps or 0.0)
     rows = arguments.rows_of(x)
     results: Sequence[torch.Tensor]
-    if 0 < x.numel() <= MAX_ROWS * k:
+    if 0 < x.numel() <= MAX_ROWS * k and k <= MAX_COLUMNS:
         operands = (
             rows,
             *_three(weights),
