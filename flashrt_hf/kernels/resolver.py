@@ -57,7 +57,8 @@ def set_local_kernels(workspace: Workspace | None = None) -> None:
 
     In a checkout, brings the reference variants up to date first (they are only copied Python).
     Entries that LOCAL_KERNELS holds already win. Without a checkout this does nothing. Warns of
-    CUDA builds that are older than their sources, where a GPU would run them.
+    CUDA builds that are older than their sources, where a GPU would run them, and of a malformed
+    LOCAL_KERNELS, which stays as it is: loading a kernel raises then, importing does not.
 
     Args:
         workspace: default, the checkout that this package runs from.
@@ -68,7 +69,11 @@ def set_local_kernels(workspace: Workspace | None = None) -> None:
     _refresh_references(workspace)
     if toolchain.gpu_capabilities():
         _warn_of_old_builds(workspace)
-    line = environment_line(workspace)
+    try:
+        line = environment_line(workspace)
+    except ValueError as error:
+        warnings.warn(f"{error}; no kernel can be loaded until that is mended", stacklevel=2)
+        return
     if line:
         os.environ["LOCAL_KERNELS"] = line
 
@@ -152,13 +157,15 @@ def _unusable(path: Path) -> str | None:
 def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> ModuleType:
     """The kernel module of one family.
 
-    Looks in LOCAL_KERNELS, then the local builds, then the Hub; without a GPU the reference
-    variant of the checkout is always there. Without a checkout the ``kernels`` library decides.
+    Looks in the entry of LOCAL_KERNELS, or where there is none in the local builds, then on the
+    Hub; without a GPU the reference variant of the checkout is always there. Warns where the Hub's
+    build takes the place of an entry's. Without a checkout the ``kernels`` library decides.
 
     Args:
         workspace: default, the checkout that this package runs from.
 
     Raises:
+        ValueError: an entry of LOCAL_KERNELS is not ``repo_id=path``.
         ManifestError: not a family of this project, or another version than the checkout's.
         KernelNotFoundError: nothing usable; says which variants exist, why each was rejected,
             and the command that builds one.
@@ -171,6 +178,7 @@ def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> 
     family = workspace.family(name)
     if version != family.version:
         raise ManifestError(f"{name}: no version {version}; the checkout has {family.version}")
+    local_overrides()  # raises here, where set_local_kernels would only warn
     set_local_kernels(workspace)
     folder = local_overrides().get(family.repo_id)
     found = candidates(folder) if folder is not None else []
@@ -178,7 +186,20 @@ def load(name: str, *, version: int = 1, workspace: Workspace | None = None) -> 
     if usable is not None:
         module: ModuleType = get_local_kernel(usable.path, backend=_backend())
         return module
-    return _load_from_hub(family, folder, found)
+    module = _load_from_hub(family, folder, found)
+    builds = workspace.builds / family.name
+    if folder is not None and folder != builds and builds not in folder.parents:
+        warnings.warn(
+            "\n".join(
+                [
+                    f"{family.repo_id}: nothing at its LOCAL_KERNELS entry {folder} runs here;"
+                    " the Hub's build is used",
+                    *_reasons(folder, found),
+                ]
+            ),
+            stacklevel=2,
+        )
+    return module
 
 
 def _load_from_hub(family: Family, folder: Path | None, local: list[Candidate]) -> ModuleType:
@@ -208,6 +229,13 @@ def _without_override(repo_id: str) -> Iterator[None]:
             os.environ["LOCAL_KERNELS"] = before
 
 
+def _reasons(folder: Path | None, local: list[Candidate]) -> list[str]:
+    """One line for each local variant that was rejected, or that there is none."""
+    if local:
+        return [f"  {one.path.name}: {one.rejected}" for one in local]
+    return [f"  no build in {folder}" if folder else "  no local build"]
+
+
 def _not_found(family: Family, folder: Path | None, local: list[Candidate], hub: Exception) -> str:
     import torch
 
@@ -215,12 +243,11 @@ def _not_found(family: Family, folder: Path | None, local: list[Candidate], hub:
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         where += f", {torch.cuda.get_device_name()} (compute capability {major}.{minor})"
-    reasons = [f"  {one.path.name}: {one.rejected}" for one in local]
     first_line = str(hub).strip().split("\n", 1)[0]
     return "\n".join(
         [
             f"{family.repo_id} version {family.version}: no build of it runs here ({where})",
-            *(reasons or [f"  no build in {folder}" if folder else "  no local build"]),
+            *_reasons(folder, local),
             f"  Hub: {type(hub).__name__}: {first_line}",
             f"build one with: flash-rt kernels build {family.name}",
         ]

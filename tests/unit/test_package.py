@@ -87,3 +87,15 @@ def test_import_makes_local_builds_known(source_environment):
     entries = dict(entry.split("=") for entry in result.stdout.strip().split(":"))
     assert entries["a/b"] == "/c"
     assert Path(entries["flashrt/norm"]).is_dir()
+
+
+def test_a_malformed_local_kernels_is_a_warning_until_a_kernel_is_loaded(source_environment):
+    code = (
+        "import flash_rt\n"
+        "try: flash_rt.kernel_loader.load('norm', version=1)\n"
+        "except ValueError as error: print(error)"
+    )
+    result = run(code, source_environment | {"LOCAL_KERNELS": "nonsense"}, ROOT / "src")
+    rule = "LOCAL_KERNELS: an entry must be repo_id=path, got 'nonsense'"
+    assert (result.returncode, result.stdout) == (0, f"{rule}\n")
+    assert f"UserWarning: {rule}; no kernel can be loaded" in result.stderr

@@ -146,6 +146,38 @@ def test_malformed_local_kernels(workspace, monkeypatch):
     )
 
 
+def test_malformed_local_kernels_does_not_break_the_import(workspace, monkeypatch):
+    monkeypatch.setenv("LOCAL_KERNELS", "flashrt/scale")
+    with pytest.warns(UserWarning) as caught:
+        resolver.set_local_kernels(workspace)
+    assert [str(one.message) for one in caught] == [
+        "LOCAL_KERNELS: an entry must be repo_id=path, got 'flashrt/scale';"
+        " no kernel can be loaded until that is mended"
+    ]
+    assert os.environ["LOCAL_KERNELS"] == "flashrt/scale"
+
+
+def test_the_hub_in_place_of_an_entry_is_said(workspace, family, gpu, tmp_path, monkeypatch):
+    import kernels
+
+    monkeypatch.setattr(kernels, "get_kernel", lambda *_, **__: sys)
+    old = put_cuda_variant(workspace, family, ("8.0",))
+    assert resolver.load("scale", workspace=workspace) is sys  # its own builds: nothing to say
+    own = tmp_path / "own"
+    (own / "build").mkdir(parents=True)
+    monkeypatch.setenv("LOCAL_KERNELS", f"flashrt/scale={own}")
+    with pytest.warns(UserWarning) as caught:
+        assert resolver.load("scale", workspace=workspace) is sys
+    first = f"flashrt/scale: nothing at its LOCAL_KERNELS entry {own} runs here; the Hub's"
+    assert [str(one.message) for one in caught] == [f"{first} build is used\n  no build in {own}"]
+    old.rename(own / "build" / old.name)
+    with pytest.warns(UserWarning) as caught:
+        assert resolver.load("scale", workspace=workspace) is sys
+    assert str(caught[0].message) == (
+        f"{first} build is used\n  {old.name}: built for 8.0; the GPU has compute capability 9.0"
+    )
+
+
 @pytest.mark.parametrize("place", ["nowhere", "empty", "file"])
 def test_an_entry_without_builds_is_named(workspace, tmp_path, monkeypatch, place):
     (tmp_path / "empty").mkdir()
