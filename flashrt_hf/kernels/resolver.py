@@ -252,18 +252,3 @@ def _not_found(family: Family, folder: Path | None, local: list[Candidate], hub:
             f"build one with: flash-rt kernels build {family.name}",
         ]
     )
-
-
-def function(
-    name: str, kernel: str, *, version: int = 1, workspace: Workspace | None = None
-) -> object:
-    """One public function of a family.
-
-    Raises:
-        ManifestError: the family does not export it; lists what it exports.
-    """
-    module = load(name, version=version, workspace=workspace)
-    exported = sorted(getattr(module, "__all__", ()))
-    if kernel not in exported:
-        raise ManifestError(f"{name}: no kernel {kernel!r}; it has {', '.join(exported)}")
-    return getattr(module, kernel)

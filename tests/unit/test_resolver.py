@@ -124,17 +124,13 @@ def test_half_written_gpu_build_is_a_reason(workspace, family, gpu):
         resolver.load("scale", workspace=workspace)
 
 
-def test_unknown_family_version_and_kernel(workspace):
+def test_unknown_family_and_version(workspace):
     with pytest.raises(ManifestError) as caught:
         resolver.load("scales", workspace=workspace)
     assert str(caught.value) == "kernels: no family 'scales'; the families are scale"
     with pytest.raises(ManifestError) as caught:
         resolver.load("scale", version=2, workspace=workspace)
     assert str(caught.value) == "scale: no version 2; the checkout has 1"
-    with pytest.raises(ManifestError) as caught:
-        resolver.function("scale", "scalar", workspace=workspace)
-    assert str(caught.value) == "scale: no kernel 'scalar'; it has scale"
-    assert callable(resolver.function("scale", "scale", workspace=workspace))
 
 
 def test_malformed_local_kernels(workspace, monkeypatch):
