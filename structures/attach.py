@@ -38,6 +38,10 @@ def attach(
     Returns:
         The plan in force. Attaching again with the same settings returns the same plan.
 
+    The plan refers to the model and the model to the plan. After ``plan.detach()`` the memory of
+    both is free with the last reference; a model that is dropped attached keeps its memory until
+    ``gc.collect()``.
+
     Raises:
         TypeError: no module, or ``forward`` is not a method of it.
         ValueError: see ``plan``; also settings other than those attached.

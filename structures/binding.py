@@ -109,6 +109,8 @@ class Binder:
                 object.__setattr__(module, "__class__", host)
             else:
                 foreign.append(type(module).__name__)
+        if not foreign:
+            self._empty_classes()
         self._bound.clear()
         self._keys.clear()
         if foreign:
@@ -116,6 +118,14 @@ class Binder:
                 f"detach: the class of {len(foreign)} modules was changed after attach and is left "
                 f"as it is: {', '.join(sorted(set(foreign)))}"
             )
+
+    def _empty_classes(self) -> None:
+        """Let go of what the methods hold (graphs, the model): a class lives until a collection."""
+        for made in self._classes.values():
+            for name in vars(made)["_flashrt_own"]:
+                delattr(made, name)
+            made._flashrt_own = {}  # type: ignore[attr-defined]
+        self._classes.clear()
 
 
 def _subclass(host: type[nn.Module], methods: dict[str, Callable[..., Any]]) -> type[nn.Module]:

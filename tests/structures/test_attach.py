@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import types
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -114,6 +117,31 @@ def test_other_settings_ask_for_detach() -> None:
     assert structures.attach(host) is plan
     plan.detach()
     structures.attach(host.to(torch.bfloat16), precision="bf16").detach()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_memory_is_free_after_detach_or_a_collection(no_collector: None) -> None:
+    for detached in (True, False):
+        host, x = model(), torch.randn(1, 3, 32)
+        plan = structures.attach(host)
+        with torch.no_grad():
+            for _ in range(3):
+                host(x)
+        assert plan.captured is not None and plan.captured.stats.replays == 2
+        weight = weakref.ref(host.first.a.weight)
+        if detached:
+            plan.detach()
+        del host, plan
+        assert (weight() is None) is detached
+        gc.collect()
+        assert weight() is None
 
 
 def test_a_part_that_is_attached_blocks_the_whole() -> None:
