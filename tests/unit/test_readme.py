@@ -21,6 +21,11 @@ def test_links_lead_somewhere(page):
     assert missing == []
 
 
+def test_the_readme_links_every_document():
+    links = re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text())
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(links)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_files_exist(page):
     named = re.findall(
