@@ -14,7 +14,7 @@ import torch
 from ..host import DTYPES, REAL_MODEL
 from . import context, decode, fidelity, forward, models, record, rows, table
 from .peers import PEERS
-from .session import Session, default_path, open_session, say
+from .session import Session, build_folder, open_session, say
 
 PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
     "decode": decode.run,
@@ -34,16 +34,25 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("parts", nargs="+", choices=[*PARTS], help="what to measure")
-    add("--model", required=True, choices=[*models.CONFIGS, REAL_MODEL])
-    add("--peers", nargs="*", choices=PEERS, default=[], help="measured in the same run")
-    add("--prompt", type=int, default=128, help="prompt tokens")
-    add("--new", type=int, default=256, help="new tokens")
-    add("--cache", type=int, default=1024, help="length of the static cache in tokens")
     add(
-        "--cases", nargs="+", default=["1024:512", "32768:512", "16896:16384"], metavar="CACHE:LIVE"
+        "--model",
+        required=True,
+        choices=[*models.CONFIGS, REAL_MODEL],
+        help="true shape with random weights; smollm2 is a real checkpoint",
     )
-    add("--rows", type=int, default=4, help="rows of the part rows")
-    add("--repeats", type=int, default=5, help="rounds; the median is reported")
+    add("--peers", nargs="*", choices=PEERS, default=[], help="measured in the same run")
+    add("--prompt", type=int, default=128, help="prompt tokens; default %(default)s")
+    add("--new", type=int, default=256, help="new tokens; default %(default)s")
+    add("--cache", type=int, default=1024, help="tokens of the static cache; default %(default)s")
+    add(
+        "--cases",
+        nargs="+",
+        default=["1024:512", "32768:512", "16896:16384"],
+        metavar="CACHE:LIVE",
+        help="cache and live lengths of the part context; default %(default)s",
+    )
+    add("--rows", type=int, default=4, help="rows of the part rows; default %(default)s")
+    add("--repeats", type=int, default=5, help="rounds, median reported; default %(default)s")
     add("--peer-seconds", type=float, default=30.0, help="a slow candidate leaves after this")
     add("--forced", type=int, default=16, help="tokens fed one by one to the correctness gate")
     add("--forward-steps", type=int, default=40, help="calls a measurement of the part forward")
@@ -53,11 +62,12 @@ def parser() -> argparse.ArgumentParser:
         "--text", help="file with the text of the part fidelity; default: this Python's help topics"
     )
     add("--no-gate", action="store_true", help="time even where the correctness gate fails")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--dtype", choices=[*DTYPES], default="bf16")
-    add("--compile-backend", default="inductor")
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", default=default, help="cpu, cuda or cuda:N; default here %(default)s")
+    add("--dtype", choices=[*DTYPES], default="bf16", help="default %(default)s")
+    add("--compile-backend", default="inductor", help="of the compiled peers; default %(default)s")
     add("--commit", help="recorded where the run is no git checkout")
-    add("--json", help="the record's path; default benchmarks/records/")
+    add("--json", help="the record's path; default a file in build/records")
     return made
 
 
@@ -97,5 +107,4 @@ def _table(arguments: Sequence[str]) -> None:
 
 def _keep_inductor_cache() -> None:
     """Let Inductor's cache live in the ignored build folder, so that a second run compiles less."""
-    root = default_path("", [], torch.device("cpu")).parents[2]
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "build" / "inductor"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(build_folder() / "inductor"))

@@ -52,11 +52,15 @@ def run(session: Session) -> dict[str, Any]:
     started = flashrt.start(session.model, ids, cache_tokens=options.cache)
     try:
         result["start"] = started.costs
-        say(f"decode: start {started.costs}")
+        costs = started.costs
+        say(
+            f"decode: {costs['bound_regions']} of {costs['regions']} regions bound, "
+            f"attach and first token {costs['total_s']:.2f} s"
+        )
         result["explain"] = str(structures.explain(started.plan))
         result["gate"] = gate(session, started.runner, ids)
         session.finish_part("decode", result)
-        say(f"decode: gate {result['gate']}")
+        say("decode: gate " + ("; ".join(result["gate"]["broken"]) or "passed"))
         if not result["gate"]["passed"] and not options.no_gate:
             raise SystemExit(f"bench: the correctness gate failed: {result['gate']['broken']}")
         result["host_us_per_step"] = flashrt.host_us_per_step(started.runner, ids, options.new)

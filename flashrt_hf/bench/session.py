@@ -56,15 +56,16 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def default_path(name: str, parts: list[str], device: torch.device) -> Path:
-    """``benchmarks/records/<device>-<model>-<parts>.json`` of the checkout, or of the working
-    directory.
-    """
+def build_folder() -> Path:
+    """The ignored folder ``build`` of the checkout, or of the working directory."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").is_file():
-        root = Path.cwd()
+    return (root if (root / "pyproject.toml").is_file() else Path.cwd()) / "build"
+
+
+def default_path(name: str, parts: list[str], device: torch.device) -> Path:
+    """``build/records/<device>-<model>-<parts>.json``: a record is kept by moving it."""
     kind = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).split()[-1].lower()
-    return root / "benchmarks" / "records" / f"{kind}-{name}-{'-'.join(parts)}.json"
+    return build_folder() / "records" / f"{kind}-{name}-{'-'.join(parts)}.json"
 
 
 def open_session(options: argparse.Namespace) -> Session:
