@@ -1,6 +1,8 @@
 """Door 2: FlashRT inside an unmodified transformers model, and out again.
 
 python examples/attach_transformers.py [MODEL]      a Hub id or a folder with safetensors
+
+Without a way to the Hub, pass the folder that ``./run demo`` leaves in ~/.cache/flash_rt.
 """
 
 import sys

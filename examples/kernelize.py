@@ -2,7 +2,8 @@
 
 Replaces what transformers marks as replaceable (its norms and activations), and the MLP, which a
 line of our own marks. A transformers that wants another version of kernels than the one installed
-marks nothing, silently; then only the MLPs are replaced. Runs on a tiny random model, on a GPU (in
+marks nothing, silently; then only the MLPs are replaced. ``kernels`` warns that the mapping has no
+`rotary_pos_emb`: it stays the host's. Runs on a tiny random model, on a GPU (in
 bf16, as the linear kernels take no fp32 there) or without.
 
     python examples/kernelize.py

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from .host import default_device, default_dtype
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from flash_rt.structures.explain import Table
+
 QUESTION = "Why is the sky blue?"
 
 
@@ -24,7 +28,7 @@ def main() -> None:
     """Load the model, time the host, attach, explain, stream an answer, compare."""
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
     parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--new", type=int, help="new tokens at most; default 256, 48 on a CPU")
+    parser.add_argument("--new", type=int, help="new tokens at most; default 256, 32 on a CPU")
     options = parser.parse_args()
     device = default_device()
     if device.type == "cuda":
@@ -32,7 +36,7 @@ def main() -> None:
     print(f"SmolLM2-135M-Instruct on {describe(device)}")
     if not (real_model.cache_root() / real_model.FOLDER_NAME).is_dir():
         print(f"converting it once into {real_model.cache_root()} (15 s)", flush=True)
-    new_tokens = options.new or (256 if device.type == "cuda" else 48)
+    new_tokens = options.new or (256 if device.type == "cuda" else 32)
     run(options.question, new_tokens=new_tokens, device=device)
 
 
@@ -40,7 +44,10 @@ def describe(device: torch.device) -> str:
     """The GPU's name, or what a CPU run stands for."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return "the CPU: reference kernels in plain torch, which show the values and not the speed"
+    return (
+        "the CPU: reference kernels in plain torch, which show the values and not the speed\n"
+        "this takes one to three minutes"
+    )
 
 
 def build_kernels() -> None:
@@ -73,15 +80,16 @@ def run(question: str, *, new_tokens: int, device: torch.device) -> None:
     model = real_model.load(device=device, dtype=default_dtype(device))
     tokenizer = real_model.tokenizer()
     ids = real_model.chat_ids(question, device=device)
-    print("timing the host (transformers eager) ...", flush=True)
+    print(f"timing the host (transformers eager), {new_tokens} tokens ...", flush=True)
     host_answer(model, ids, 2)
     host_tokens, host_s = timed(lambda: host_answer(model, ids, new_tokens), device)
 
+    print("proving and attaching ...", flush=True)
     start = time.perf_counter()
     plan = structures.attach(model, model.forward)
     loop = structures.decode_loop(model, max_len=ids.shape[1] + new_tokens)
     print(f"attached in {time.perf_counter() - start:.1f} s\n")
-    print(structures.explain(plan))
+    print("\n".join(folded(structures.explain(plan))), flush=True)
     loop.generate(ids, max_new_tokens=2)
 
     print(f"\n> {question}")
@@ -97,7 +105,28 @@ def run(question: str, *, new_tokens: int, device: torch.device) -> None:
     same = sum(1 for a, b in zip(ours, host, strict=False) if a == b)
     print(f"\nhost     {len(host):4d} tokens, {len(host) / host_s:8.1f} tokens/s")
     print(f"FlashRT  {len(ours):4d} tokens, {len(ours) / fast_s:8.1f} tokens/s")
+    if device.type == "cpu":
+        print("on a CPU both speeds are plain torch's and move with the machine's load")
     print(f"{same} of {len(host)} tokens are the host's")
+
+
+def folded(table: Table) -> list[str]:
+    """Lines of a table without its notes; of rows that only number and error tell apart, the first.
+
+    ``flash-rt explain smollm2`` prints every row.
+    """
+    header, *lines = str(table).splitlines()
+    forms = [
+        (re.sub(r"\d+", "N", row.path), type(row), row.structure, row.reason, row.tied)
+        for row in table
+    ]
+    text = [header]
+    for _, group in itertools.groupby(range(len(forms)), key=forms.__getitem__):
+        first, *rest = group
+        text.append(lines[first])
+        if rest:
+            text.append(f"  and {len(rest)} like it (flash-rt explain smollm2 prints every row)")
+    return text
 
 
 def host_answer(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:

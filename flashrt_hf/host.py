@@ -30,7 +30,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 
 def load_host(name: str, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a causal language model in evaluation mode.
+    """Load a causal language model in evaluation mode, without a progress bar.
 
     Args:
         name: see ``MODEL_HELP``.
@@ -40,8 +40,11 @@ def load_host(name: str, *, device: torch.device, dtype: torch.dtype) -> PreTrai
     Raises:
         FileNotFoundError: there is no such model.
     """
+    from transformers.utils import logging
+
     from .bench import models
 
+    logging.disable_progress_bar()
     if name == REAL_MODEL:
         from .real_model import load
 

@@ -1,6 +1,9 @@
 """A whole request as a loop of captured steps: several prompts, streamed, with an end.
 
 python examples/structure_pipeline/decode.py [MODEL [PROMPT ...]]
+
+MODEL is a Hub id or a folder with safetensors, such as the one that ``./run demo`` leaves in
+~/.cache/flash_rt.
 """
 
 import sys

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 DEVICE_HELP = "default: the first GPU, else cpu"
-DTYPE_HELP = f"{', '.join(DTYPES)}; default: bf16 on a GPU"
+DTYPE_HELP = f"{', '.join(DTYPES)}; default: bf16 on a GPU, fp32 on a CPU"
 
 
 @contextlib.contextmanager
