@@ -33,7 +33,10 @@ def build(
     families: Names = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option(help="CUDA capability such as 9.0a or 8.0+PTX, 'all', 'native'; repeatable."),
+        typer.Option(
+            help="CUDA capability such as 9.0a or 8.0+PTX, 'all', 'native'; repeatable. "
+            "Default: the GPUs here, or 9.0a without one."
+        ),
     ] = None,
     cpu_only: Annotated[bool, typer.Option(help="Only the reference variant.")] = False,
     skip_without_nvcc: Annotated[
@@ -51,6 +54,7 @@ def build(
         try:
             _report(family, builder.build_reference(workspace, family))
             if not cpu_only:
+                typer.echo(f"{family.name}: CUDA (minutes where sources changed) ...", err=True)
                 _report(family, builder.build_cuda(workspace, family, archs))
         except (BuildError, ManifestError) as error:  # the other families may still build
             errors.append(str(error))

@@ -133,3 +133,20 @@ def test_demo_answers_with_the_hosts_tokens(small_real_model, capsys):
     assert "> Why?" in out
     assert "Bound" in out
     assert out.rstrip().endswith("6 of 6 tokens are the host's")
+
+
+def test_demo_shows_one_of_the_layers_that_are_alike():
+    from flash_rt import structures
+
+    model = models.build("tiny-qwen3", device=CPU, dtype=torch.float32)
+    first, *lines = demo.folded(structures.explain(structures.plan(model)))
+    assert first.split()[0] == "region"
+    assert [line.split()[0] for line in lines] == [
+        "model.embed_tokens",
+        "model.layers.0",
+        "and",
+        "model.norm",
+        "model.rotary_emb",
+        "lm_head",
+    ]
+    assert lines[2].startswith("  and 1 like it")
