@@ -46,7 +46,7 @@ def describe(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     return (
         "the CPU: reference kernels in plain torch, which show the values and not the speed\n"
-        "this takes one to three minutes"
+        "this takes about 20 s, and longer on a busy machine"
     )
 
 

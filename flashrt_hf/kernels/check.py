@@ -74,7 +74,8 @@ def check_variant(family: Family, path: Path) -> Report:
     ):
         if value != wanted:
             report.problems.append(
-                f"metadata.json: {name} is {value!r}, the sources say {wanted!r}"
+                f"metadata.json: {name} is {value!r}, the sources say {wanted!r}; "
+                f"flash-rt kernels build {family.name} renews it"
             )
     libraries = sorted(p.name for p in path.rglob("*.so*"))
     wanted_libraries = [f"{metadata.id}.abi3.so"] if backend == "cuda" else []
