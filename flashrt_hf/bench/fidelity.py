@@ -59,7 +59,7 @@ def run(session: Session) -> dict[str, Any]:
             broken=list(verdict.broken),
             **{name: error.summary() for name, error in errors.items()},
         )
-        say(f"fidelity {path}: {result[path]}")
+        say(f"fidelity {path}: " + ("; ".join(verdict.broken) or "passed"))
     return result
 
 

@@ -83,7 +83,8 @@ def run(session: Session) -> dict[str, Any]:
         result: dict[str, Any] = dict(prompt_tokens=options.prompt, steps=steps)
         for case, measure in cases.items():
             result[case] = _compare(sides, measure, max(options.repeats, LEAST_ROUNDS))
-            say(f"forward {case}: {result[case]}")
+            attached, host = result[case]["attached_ms"], result[case]["host_ms"]
+            say(f"forward {case}: attached {attached:.3f} ms, host {host:.3f} ms")
         return result
     finally:
         plan.detach()

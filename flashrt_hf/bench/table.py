@@ -66,7 +66,8 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
     rows = parts.get("rows")
     if rows:
         bits = "same bits" if rows["same_tokens"] and rows["same_logits"] else "BITS DIFFER"
-        yield name, f"{rows['rows']} rows to one", f"{rows['ratio']:.3f}x, {bits}"
+        ratio = f"{rows['ratio']:.3f}x" if rows["ratio"] > 0 else "lost in noise"
+        yield name, f"{rows['rows']} rows to one", f"{ratio}, {bits}"
     for case in ("one_token", "prefill"):
         if "forward" in parts:
             yield (
@@ -104,9 +105,9 @@ def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
     for name, record in records.items():
         found = record["environment"]
         packages = ", ".join(f"{k} {v}" for k, v in found["packages"].items() if v)
+        driver = f"driver {found['driver']}, " if found.get("driver") else ""
         places.append(
-            f"- `{name}`: {record['model']['name']}, {found['device']}, "
-            f"driver {found.get('driver', '-')}, {packages}, "
+            f"- `{name}`: {record['model']['name']}, {found['device']}, {driver}{packages}, "
             f"commit {found['commit'][:12]}, {record['date']}"
         )
     blocks = []

@@ -156,3 +156,14 @@ def test_table_prints_what_records_hold(tmp_path, capsys):
     assert readme.read_text() == f"before {table.BEGIN}\n{out}{table.END} after"
     with pytest.raises(ValueError, match="document must have the marks"):
         table.fill("no marks", "text")
+
+
+@pytest.mark.parametrize(("ratio", "printed"), [(0.5, "0.500x"), (-0.1, "lost in noise")])
+def test_table_prints_no_ratio_of_negative_times(ratio, printed):
+    found = dict(
+        model=dict(name="tiny"),
+        parts=dict(rows=dict(rows=4, same_tokens=True, same_logits=True, ratio=ratio)),
+        environment=dict(device="cpu", packages={}, commit="0" * 40),
+        date="today",
+    )
+    assert f"| tiny | 4 rows to one | {printed}, same bits |" in table.markdown({"one": found})
