@@ -27,7 +27,7 @@ QUESTION = "Why is the sky blue?"
 def main() -> None:
     """Load the model, time the host, attach, explain, stream an answer, compare."""
     parser = argparse.ArgumentParser(prog="./run demo", description=__doc__)
-    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--question", default=QUESTION, help="default: %(default)s")
     parser.add_argument("--new", type=int, help="new tokens at most; default 256, 32 on a CPU")
     options = parser.parse_args()
     device = default_device()

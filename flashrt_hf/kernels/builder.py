@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,8 +51,17 @@ def build_reference(workspace: Workspace, family: Family) -> Built:
     return Built(target, "built")
 
 
-def build_cuda(workspace: Workspace, family: Family, archs: Sequence[str] = ()) -> Built:
+def build_cuda(
+    workspace: Workspace,
+    family: Family,
+    archs: Sequence[str] = (),
+    *,
+    say: Callable[[str], None] | None = None,
+) -> Built:
     """Compile the family for ``archs`` (see :func:`select_archs`). Needs nvcc, not a GPU.
+
+    Args:
+        say: called with one line before a compilation, which can take minutes.
 
     Raises:
         ManifestError: the family's build.toml or sources are wrong, or an arch is not its own.
@@ -71,6 +80,8 @@ def build_cuda(workspace: Workspace, family: Family, archs: Sequence[str] = ()) 
     with locked(folder) as lock, staging(folder) as stage:
         if _is_current(target, identifier, selected):
             return Built(target, "unchanged")
+        if say:
+            say(f"{family.name}: compiling for {', '.join(selected)} ...")
         extension = Extension(family, identifier, selected, nvcc)
         library = compile_extension(extension, folder / ".work" / name, lock=lock)
         variant.write_python_files(family, identifier, stage, backend="cuda")

@@ -54,13 +54,16 @@ def build(
         try:
             _report(family, builder.build_reference(workspace, family))
             if not cpu_only:
-                typer.echo(f"{family.name}: CUDA (minutes where sources changed) ...", err=True)
-                _report(family, builder.build_cuda(workspace, family, archs))
+                _report(family, builder.build_cuda(workspace, family, archs, say=_progress))
         except (BuildError, ManifestError) as error:  # the other families may still build
             errors.append(str(error))
         typer.echo(f"{family.name}: {time.perf_counter() - start:.1f} s", err=True)
     if errors:
         raise BuildError("\n".join(errors))
+
+
+def _progress(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _report(family: Family, built: builder.Built) -> None:
