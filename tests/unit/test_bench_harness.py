@@ -187,3 +187,12 @@ def test_reference_text_is_long_and_stable():
     body = text.reference_text()
     assert len(body) > 300_000
     assert text.digest(body) == text.digest(text.reference_text())
+
+
+def test_a_record_keeps_the_command_without_the_folder_of_the_record():
+    from flash_rt.flashrt_hf.bench.command import recorded_command
+
+    arguments = ["decode", "--model", "tiny-llama", "--json", "/some/where/x.json"]
+    kept = ["flash-rt", "bench", "decode", "--model", "tiny-llama", "--json", "x.json"]
+    assert recorded_command(arguments, "/some/where/x.json") == kept
+    assert recorded_command(arguments[:3], None) == kept[:5]
