@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def recorded_command(arguments: Sequence[str], json: str | None) -> list[str]:
-    """The command as a record keeps it: where the record was written is the machine's own affair."""
+    """The command as a record keeps it, without the folder that the record was written to."""
     return ["flash-rt", "bench", *(Path(a).name if a == json else a for a in arguments)]
 
 
