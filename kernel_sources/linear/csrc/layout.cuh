@@ -24,7 +24,6 @@ inline constexpr int kTurnElements = kSegments * kSegmentElements;
 inline constexpr int kTileRows = 16;  // of W: the rows of one product
 inline constexpr int kHalfTile = 8;   // a lane holds one row of each half
 inline constexpr int kMaxWarps = 8;   // of a team
-inline constexpr int kMaxTeams = 2;
 
 // What the host decides for one launch, beside the caller's arguments.
 struct Plan {
