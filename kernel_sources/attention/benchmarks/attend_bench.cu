@@ -1,10 +1,11 @@
 // Checks and times attend without torch. Build and run from kernel_sources/attention:
 //   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Icsrc -o /tmp/attend_bench \
-//       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench
+//       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench [check|short|step]...
 // Times are of CUDA graphs over rotating caches, so that every call reads its cache from memory.
-// `alone` is a chain of attend calls; `after a producer` is what a call adds to a chain of small
-// kernels that write q, k and v, which is how a decode step runs it. A failed check makes the exit
-// status 1.
+// `short`: alone is a chain of attend calls; after a producer is what a call adds to a chain of
+// small kernels that write q, k and v. `step`: what a call adds between two kernels that read the
+// weights of the projections around it, as they do in a decode step, in every form a launch may
+// take. Without an argument all of it runs. A failed check makes the exit status 1.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -12,12 +13,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <vector>
 
 #include "attend.h"
 #include "common/launch.h"
 #include "common/pdl.cuh"
+#include "ptx.cuh"
 
 using flashrt::AttendParams;
 using bf16 = __nv_bfloat16;
@@ -122,7 +125,9 @@ struct Call {
     p.scaling = 1.0f / std::sqrt(static_cast<float>(c.dim));
     p.soft_cap = c.soft_cap;
     p.history_static = true;
-    p.use_clusters = true;
+    p.max_cluster = flashrt::kMostClusterBlocks;
+    p.max_crowd = flashrt::kMostClusterCrowd;
+    p.max_ring = flashrt::kMostRingSlots;
     p.rows = {1e-6f, c.dim, c.interleaved, false, false, true};
   }
 
@@ -239,10 +244,13 @@ bool check(const Config& config) {
   const auto v_before = to_host(v_cache, call.cache_elements);
   call.params.k_cache = k_cache;
   call.params.v_cache = v_cache;
-  std::vector<float> results[4];
-  for (int run = 0; run < 4; ++run) {
-    call.params.use_clusters = run % 2 == 0;
-    call.params.history_static = run < 2;
+  constexpr int kRuns = 10;
+  std::vector<float> results[kRuns];
+  for (int run = 0; run < kRuns; ++run) {
+    call.params.max_cluster = 8 >> run % 4;
+    call.params.max_crowd = 1 + run / 4 % 2;
+    call.params.max_ring = 2 + run % 3;
+    call.params.history_static = run < kRuns / 2;
     CHECK(cudaMemset(call.params.out, 0xff, outs * sizeof(bf16)));
     CHECK(flashrt::attend_bf16(call.params, nullptr));
     CHECK(cudaDeviceSynchronize());
@@ -250,7 +258,7 @@ bool check(const Config& config) {
   }
   const double error = largest_error(call, results[0], k_before, v_before);
   bool same = true;
-  for (int run = 1; run < 4; ++run) same = same && results[run] == results[0];
+  for (int run = 1; run < kRuns; ++run) same = same && results[run] == results[0];
   const bool good = error < 0.01 && same;
   std::printf("%-34s error %.2e, forms %s: %s\n", config.name, error, same ? "equal" : "DIFFER",
               good ? "ok" : "FAILED");
@@ -315,7 +323,7 @@ void time_config(const Config& config) {
   std::printf("%-14s %5d %5d %d |", config.name, config.slots, config.length, config.tokens);
   for (const bool clusters : {true, false}) {
     for (const bool history_static : {true, false}) {
-      call.params.use_clusters = clusters;
+      call.params.max_cluster = clusters ? flashrt::kMostClusterBlocks : 1;
       call.params.history_static = history_static;
       const double alone = time_graph(count, attend);
       const double both = time_graph(count, [&](int i, cudaStream_t stream) {
@@ -332,7 +340,119 @@ void time_config(const Config& config) {
   CHECK(cudaFree(v_caches));
 }
 
-int main() {
+// A projection of decode: 16 rows of `k` bf16 weights a block, asked for before the inputs are
+// there, then its inputs, then `to`. The sum keeps the loads.
+constexpr int kWeightThreads = 256, kWeightStages = 4, kStageBytes = 16 * 1024;
+__global__ void project(const uint4* weights, const uint4* inputs, int input_count,
+                        const uint4* from, uint4* to, int count, int stages) {
+  flashrt::launch_dependents();
+  extern __shared__ __align__(16) unsigned char ring[];
+  constexpr int kPieces = kStageBytes / 16;
+  weights += static_cast<int64_t>(blockIdx.x) * stages * kPieces;
+  const auto ask = [&](int stage) {
+    for (int i = threadIdx.x; stage < stages && i < kPieces; i += kWeightThreads) {
+      flashrt::copy_async(ring + stage % kWeightStages * kStageBytes + 16 * i,
+                          weights + stage * kPieces + i, 16);
+    }
+    flashrt::commit_copies();
+  };
+  for (int stage = 0; stage < kWeightStages; ++stage) ask(stage);
+  flashrt::wait_for_inputs();
+  uint4* x = reinterpret_cast<uint4*>(ring + kWeightStages * kStageBytes);
+  for (int i = threadIdx.x; i < input_count; i += kWeightThreads) x[i] = __ldcg(inputs + i);
+  __syncthreads();
+  uint32_t sum = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    flashrt::wait_copies(kWeightStages - 1);
+    for (int i = threadIdx.x; i < kPieces; i += kWeightThreads) {
+      const uint4 w = reinterpret_cast<uint4*>(ring + stage % kWeightStages * kStageBytes)[i];
+      sum += w.x ^ w.y ^ w.z ^ w.w ^ x[i % input_count].x;
+    }
+    ask(stage + kWeightStages);
+  }
+  const int i = blockIdx.x * kWeightThreads + threadIdx.x;
+  if (i < count) to[i] = from[i];
+  if (sum == 0x12345678u) to[0].x = from[0].x;
+}
+
+// One layer's projections: [rows, k] weights for every layer of a chain.
+struct Projection {
+  int rows, k, inputs;  // 16-byte pieces of the inputs
+  bf16* weights;
+
+  Projection(int rows, int k, int batch, int layers) : rows(rows), k(k), inputs(batch * k / 8) {
+    weights = device_rows(static_cast<int64_t>(layers) * rows * k, 6);
+    CHECK(cudaFuncSetAttribute(project, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes()));
+  }
+  int bytes() const { return kWeightStages * kStageBytes + 16 * inputs; }
+  void launch(int layer, const void* x, const void* from, void* to, int count,
+              cudaStream_t stream) const {
+    const auto* at =
+        reinterpret_cast<const uint4*>(weights + static_cast<int64_t>(layer) * rows * k);
+    CHECK(flashrt::launch(project, dim3(rows / 16), dim3(kWeightThreads), bytes(), stream, at,
+                          static_cast<const uint4*>(x), inputs, static_cast<const uint4*>(from),
+                          static_cast<uint4*>(to), count, 16 * k * 2 / kStageBytes));
+  }
+};
+
+struct Form {
+  int cluster, crowd, ring;
+};
+
+void time_step(const Config& config, const std::vector<Form>& forms) {
+  Call call(config);
+  constexpr int kLayers = 8;
+  const int hidden = config.heads * config.dim;
+  const int width = hidden + 2 * config.kv_heads * config.dim;
+  const Projection before(width, hidden, config.batch, kLayers);
+  const Projection after(hidden, hidden, config.batch, kLayers);
+  bf16* k_caches = device_rows(kLayers * call.cache_elements, 4);
+  bf16* v_caches = device_rows(kLayers * call.cache_elements, 5);
+  const int count = width * config.batch / 8;
+  const auto layer = [&](int i, cudaStream_t stream, bool with_attend) {
+    before.launch(i % kLayers, call.params.out, call.source, call.qkv, count, stream);
+    AttendParams params = call.params;
+    params.k_cache = k_caches + i % kLayers * call.cache_elements;
+    params.v_cache = v_caches + i % kLayers * call.cache_elements;
+    if (with_attend) CHECK(flashrt::attend_bf16(params, stream));
+    after.launch(i % kLayers, call.params.out, call.source, call.source, 0, stream);
+  };
+  const double without =
+      time_graph(36, [&](int i, cudaStream_t stream) { layer(i, stream, false); });
+  std::printf("%-14s %3d %5d %6d | %6.2f |", config.name, config.batch, config.slots, config.length,
+              without);
+  for (const Form& form : forms) {
+    call.params.max_cluster = form.cluster;
+    call.params.max_crowd = form.crowd;
+    call.params.max_ring = form.ring;
+    const double with = time_graph(36, [&](int i, cudaStream_t stream) { layer(i, stream, true); });
+    std::printf(" %6.2f", with - without);
+  }
+  std::printf("\n");
+  for (bf16* data : {k_caches, v_caches, before.weights, after.weights}) CHECK(cudaFree(data));
+}
+
+void time_steps() {
+  const std::vector<Form> forms = {{8, 1, 4}, {8, 1, 2}, {8, 2, 2}, {4, 1, 4}, {4, 1, 2},
+                                   {4, 2, 2}, {2, 1, 2}, {2, 2, 2}, {1, 1, 4}, {1, 1, 2}};
+  std::printf("us that a call adds to a layer, by cluster/crowd/ring\n%-14s %3s %5s %6s | %6s |",
+              "", "B", "S", "live", "layer");
+  for (const Form& form : forms) std::printf("  %d/%d/%d", form.cluster, form.crowd, form.ring);
+  std::printf("\n");
+  for (const int batch : {1, 2, 4, 8}) {
+    for (const int live : {128, 300, 384, 1000}) {
+      time_step({"Qwen3-8B", batch, 1, 32, 8, 128, 1024, live, 0, true, false, 0}, forms);
+    }
+  }
+  for (const int batch : {1, 4}) {
+    for (const int live : {128, 384, 1000}) {
+      time_step({"Llama-3.2-1B", batch, 1, 32, 8, 64, 1024, live, 0, false, false, 0}, forms);
+    }
+  }
+  time_step({"Qwen3-8B", 1, 1, 32, 8, 128, 2048, 1500, 0, true, false, 0}, forms);
+}
+
+bool check_all() {
   bool good = true;
   for (const Config& config : {
            Config{"Qwen3-8B", 1, 1, 32, 8, 128, 1024, 300, 0, true, false, 0},
@@ -344,6 +464,8 @@ int main() {
            Config{"4 tokens across an edge", 1, 4, 32, 8, 128, 2048, 1022, 0, true, false, 0},
            Config{"32 rows, many supers", 1, 8, 32, 8, 128, 16384, 9000, 0, true, false, 0},
            Config{"8 sequences", 8, 1, 16, 8, 64, 512, 200, 0, true, false, 0},
+           Config{"4 sequences", 4, 1, 32, 8, 128, 1024, 1000, 0, true, false, 0},
+           Config{"4 sequences of Llama", 4, 1, 32, 8, 64, 1024, 600, 0, true, false, 0},
            Config{"8 tokens, one key head", 1, 8, 8, 1, 128, 512, 121, 0, true, false, 0},
            Config{"window, soft cap, interleaved", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true,
                   30},
@@ -354,6 +476,11 @@ int main() {
        }) {
     good = check(config) && good;
   }
+  std::printf(good ? "all checks passed\n" : "CHECKS FAILED\n");
+  return good;
+}
+
+void time_short() {
   std::printf(
       "us a call: alone, after a producer, TB/s alone\n"
       "                   S  live T | clusters, static     | wait first    | workspace, static    "
@@ -377,6 +504,17 @@ int main() {
   time_config({"Gemma-3-4B", 1, 1, 8, 4, 256, 8192, 1000, 1024, true, false, 0});
   time_config({"Gemma-3-4B", 1, 1, 8, 4, 256, 8192, 8000, 0, true, false, 0});
   time_config({"8 sequences", 8, 1, 32, 8, 128, 1024, 512, 0, true, false, 0});
-  std::printf(good ? "all checks passed\n" : "CHECKS FAILED\n");
+}
+
+int main(int count, char** arguments) {
+  const auto asked = [&](const char* part) {
+    if (count == 1) return true;
+    return std::any_of(arguments + 1, arguments + count,
+                       [&](const char* argument) { return std::strcmp(argument, part) == 0; });
+  };
+  bool good = true;
+  if (asked("check")) good = check_all();
+  if (asked("step")) time_steps();
+  if (asked("short")) time_short();
   return good ? 0 : 1;
 }

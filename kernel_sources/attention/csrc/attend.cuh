@@ -13,10 +13,10 @@
 // blocks. This call's keys and values are used as the cache stores them, wherever they come from. A
 // token at or past slot S is not stored; its output is meaningless.
 //
-// Where the shapes bound the live splits and all clusters can be resident at once (clusters_pay),
-// up to 8 live splits are taken by one cluster of 8 blocks, which store their results to the first
-// of them, and that merges. Otherwise results meet in the workspace, where the last block to arrive
-// merges them. Both give the same bits.
+// Where all of them can be resident at once (choose_cluster), a cluster of 2, 4 or 8 blocks takes a
+// (sequence, key head): blocks store up to 8 results to the first of them, and that merges.
+// Otherwise results meet in the workspace, where the last block to arrive merges them. All forms
+// give the same bits.
 #pragma once
 
 #include "attend_block.cuh"
@@ -37,11 +37,10 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   }
   if (!p.history_static) wait_for_inputs();
 
+  // A block without splits leaves at once, for the memory that it holds keeps others out. The
+  // blocks that have some wait for inputs, so the grid still completes after the one before it.
   const Work work(p);
-  if (work.own >= work.own_end) {
-    wait_for_inputs();
-    return;
-  }
+  if (work.own >= work.own_end) return;
   const AttendBlock<T, D> block{p,
                                 work,
                                 p.layout,

@@ -27,6 +27,10 @@ struct SharedOffsets {
 
 // Strides count elements; the last dim of every tensor is contiguous. Rows of q, k and out start on
 // multiples of two elements, rows of v and the caches on 16-byte boundaries.
+constexpr int kMostClusterBlocks = 8;
+constexpr int kMostClusterCrowd = 1;
+constexpr int kMostRingSlots = 4;
+
 struct AttendParams {
   const void* q;  // [B, T, H, D]
   const void* k;  // [B, T, G, D]
@@ -52,9 +56,12 @@ struct AttendParams {
   float scaling;
   float soft_cap;  // 0 without
   bool history_static;
-  bool use_clusters;  // allowed; the launcher decides
+  int max_cluster;  // blocks of a cluster, at most: 8, 4, 2, or 1 for none
+  int max_crowd;    // blocks in clusters per multiprocessor, at most
+  int max_ring;     // slots of the ring in shared memory, at most
   RowSettings rows;
   // Filled in by the launcher.
+  bool use_clusters;
   Divisor group;   // H / G
   Divisor tiles;   // of 32 rows, for the T * H / G rows of a key head
   Divisor lanes;   // batch * tiles: blocks of one place along the slots, per key head

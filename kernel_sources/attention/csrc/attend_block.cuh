@@ -266,12 +266,13 @@ struct AttendBlock {
     const bool has_el = block == 0 && lane % 4 == 0 && row0 + lane / 4 < work.rows;
     const float2 el = make_float2(e, l);
     if (work.gathers) {
-      float2* parts = at<float2>(layout.gather_o) + (split - work.first) * work.rows * (D / 2);
+      const int part = (split >> work.level) - (work.first >> work.level);
+      float2* parts = at<float2>(layout.gather_o) + part * work.rows * (D / 2);
       if (column < work.rows) gathered.store_to_first(parts + column * (D / 2) + pair, first);
       if (column + 1 < work.rows) {
         gathered.store_to_first(parts + (column + 1) * (D / 2) + pair, second);
       }
-      float2* parts_el = at<float2>(layout.gather_el) + (split - work.first) * work.rows;
+      float2* parts_el = at<float2>(layout.gather_el) + part * work.rows;
       if (has_el) gathered.store_to_first(parts_el + row0 + lane / 4, el);
       return;
     }
@@ -311,19 +312,18 @@ struct AttendBlock {
     }
   }
 
-  // In the first block of a cluster: the rows from all splits, one a block.
+  // In the first block of a cluster: the rows from all parts of its blocks.
   __device__ __forceinline__ void gather() const {
-    const int splits = work.last - work.first + 1;
-    if (threadIdx.x == 0) gathered.arrive_expecting(splits * work.rows * (D * 4 + 8));
+    if (threadIdx.x == 0) gathered.arrive_expecting(work.parts() * work.rows * (D * 4 + 8));
     write_merged<false>(
-        0,
+        work.level,
         [&](int row, int pair) {
           return Parts{at<float2>(layout.gather_el) + row,
                        at<float2>(layout.gather_o) + row * (D / 2) + pair,
                        work.rows,
                        work.rows * (D / 2),
-                       work.first,
-                       work.last};
+                       work.first >> work.level,
+                       work.last >> work.level};
         },
         [&] { gathered.wait(0); });
   }

@@ -12,7 +12,6 @@ namespace flashrt {
 constexpr int kMaxSharedWithoutOptIn = 48 * 1024;
 constexpr int kReservedShared = 1024;  // that the system takes of a block's shared memory
 constexpr int kStaticShared = 64;      // at most, of attend_kernel
-constexpr int kRingSlots = 4;
 
 // Launch in clusters of `cluster_blocks` (1: none), dependent launch allowed where the device knows
 // how.
@@ -67,32 +66,29 @@ struct Plan {
   int ring_slots, levels, shared_bytes;
   SharedOffsets layout;
   bool fits;
-  bool shares;  // two blocks fit on a multiprocessor
 
-  Plan(const DeviceLimits& device, const AttendParams& p, int row_tiles, int lanes, bool clusters) {
+  Plan(const DeviceLimits& device, const AttendParams& p, int row_tiles, int lanes, int cluster) {
     const int rows = std::min(p.tokens * (p.heads / p.kv_heads), kMaxRows);
-    const int splits = (p.slots + kSplit - 1) / kSplit;
-    unit = clusters ? kFanIn : 1;
+    const int splits = most_splits(p.slots, p.window, p.tokens);
+    const bool clusters = cluster > 1;
+    unit = cluster;
     units = clusters ? 1 : std::max(1, std::min(device.multiprocessors / lanes, splits));
     const int blocks = units * unit;
     const int step = splits_per_block((splits - 2 + blocks) / blocks);
     levels = step >= kFanIn ? kSuperLevel : step / 2;
-    // Two blocks of a multiprocessor share its memory where the grid needs them to.
-    const int places =
-        clusters ? cluster_blocks_alone(device.multiprocessors) : device.multiprocessors;
+    // Half a multiprocessor's memory where the grid needs two blocks on one, and for clusters,
+    // which are not on all multiprocessors and find one sooner.
     const int limit =
-        blocks * lanes <= places
+        blocks * lanes <= device.multiprocessors && !clusters
             ? device.block_shared
             : std::min(device.block_shared, device.multiprocessor_shared / 2 - kReservedShared);
-    ring_slots = std::min(kRingSlots, 2 * std::min(splits, 2 * step));
+    ring_slots = std::min(p.max_ring, 2 * (splits <= blocks ? 1 : std::min(splits, 2 * step)));
     do {
       layout = SharedLayout<D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0);
       shared_bytes = layout.total;
     } while (shared_bytes + kStaticShared > (ring_slots > 2 ? limit : device.block_shared) &&
              --ring_slots > 0);
     fits = ring_slots > 0;
-    shares = D <= 128 && fits &&
-             2 * (shared_bytes + kStaticShared + kReservedShared) <= device.multiprocessor_shared;
   }
 };
 
@@ -112,15 +108,17 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   if (lanes > kCounters) return cudaErrorInvalidValue;
   params.row_tiles = (std::min(rows, kMaxRows) + kTileRows - 1) / kTileRows;
   // Code from PTX older than sm_90 has no clusters, on whatever device it runs.
-  params.use_clusters = params.use_clusters && device.major >= 9 && function.ptxVersion >= 90;
-  Plan<D> plan(device, params, params.row_tiles, lanes, params.use_clusters);
-  if (params.use_clusters &&
-      !(plan.fits && clusters_pay(most_splits(params.slots, params.window, params.tokens), lanes,
-                                  device.multiprocessors, plan.shares))) {
-    params.use_clusters = false;
-    plan = Plan<D>(device, params, params.row_tiles, lanes, false);
-  }
+  const bool has_clusters = device.major >= 9 && function.ptxVersion >= 90;
+  // Clusters lie within one part of a device, whose size need not be a multiple of theirs; large
+  // blocks, of which a multiprocessor takes one, may find only half of the places.
+  const int places =
+      D <= 128 ? params.max_crowd * device.multiprocessors : device.multiprocessors / 2;
+  const int cluster = choose_cluster(most_splits(params.slots, params.window, params.tokens), lanes,
+                                     places, has_clusters ? params.max_cluster : 1);
+  Plan<D> plan(device, params, params.row_tiles, lanes, cluster);
+  if (!plan.fits && cluster > 1) plan = Plan<D>(device, params, params.row_tiles, lanes, 1);
   if (!plan.fits) return cudaErrorInvalidValue;
+  params.use_clusters = plan.unit > 1;
   params.ring_slots = plan.ring_slots;
   params.levels = plan.levels;
   params.layout = plan.layout;

@@ -29,7 +29,7 @@ constexpr int kDimBlocks = D / 16;
 constexpr int kSumBytes = 32 * 16;
 
 // Shared memory of a block, in bytes from its start. Slots of the ring hold the keys or the values
-// of a split. What the first block of a cluster gathers lies over the slots that one split leaves.
+// of a split.
 template <int D>
 struct SharedLayout : SharedOffsets {
   static constexpr int kSlotBytes = kSplit * kRowBytes<D>;
@@ -40,10 +40,9 @@ struct SharedLayout : SharedOffsets {
     sums = ring_slots * kSlotBytes;
     sums_el = sums + levels * row_tiles * kDimBlocks<D> * kSumBytes;
     const int sums_end = sums_el + levels * kWarps * rows * 8;
-    gather_el = (ring_slots < 2 ? ring_slots : 2) * kSlotBytes;
+    gather_el = sums_end;
     gather_o = gather_el + kFanIn * gather_rows * 8;
-    const int gather_end = gather_o + kFanIn * gather_rows * D * 4;
-    queries = (gather_end > sums_end ? gather_end : sums_end);
+    queries = gather_o + kFanIn * gather_rows * D * 4;
     new_keys = queries + rows * kRowBytes<D>;
     new_values = new_keys + tokens * kRowBytes<D>;
     weights = new_values + tokens * kRowBytes<D>;
@@ -75,17 +74,14 @@ inline int most_splits(int slots, int window, int tokens) {
   return std::min(splits, (window + tokens - 3 + kSplit) / kSplit + 1);
 }
 
-// Blocks in clusters that certainly find a multiprocessor each: clusters lie within one part of a
-// device, whose size need not be a multiple of theirs.
-inline int cluster_blocks_alone(int multiprocessors) { return multiprocessors / 2; }
-
-// Whether one cluster for each of `lanes` (sequence, key head, row tile) is faster than blocks that
-// meet in the workspace: all clusters must be resident at once, and none may have much more than a
-// split for each of its blocks. `shares`: two blocks fit on a multiprocessor.
-inline bool clusters_pay(int splits, int lanes, int multiprocessors, bool shares) {
-  const int blocks = lanes * kFanIn;
-  if (blocks <= cluster_blocks_alone(multiprocessors)) return splits <= 2 * kFanIn;
-  return splits <= kFanIn && shares && blocks <= 2 * multiprocessors;
+// Blocks of the cluster that each of `lanes` (sequence, key head, row tile) gets, at most `most`; 1
+// where blocks that meet in the workspace are faster. `places`: blocks that certainly are resident
+// at once, as all of them must be. With much more than two splits a block, or a super altogether,
+// all multiprocessors are wanted, which clusters cannot fill.
+inline int choose_cluster(int splits, int lanes, int places, int most) {
+  int blocks = most;
+  while (blocks > 1 && lanes * blocks > places) blocks /= 2;
+  return splits <= std::max(kFanIn, 2 * blocks) ? blocks : 1;
 }
 
 // Which rows and slots a block works on. The grid is [cluster, G, lanes * clusters].
@@ -98,7 +94,7 @@ struct Work {
   int first, last;      // splits with such slots
   int step, level;      // splits per block; those of a part, as a power of two
   int own, own_end;     // this block's splits
-  bool gathers;         // one split a block, and the first block of the cluster merges
+  bool gathers;         // the first block of the cluster merges
 
   __device__ __forceinline__ explicit Work(const AttendParams& p) {
     const int cluster = divide(blockIdx.z, p.lanes);
@@ -116,14 +112,16 @@ struct Work {
     first = begin / kSplit;
     last = (end - 1) / kSplit;
     const int splits = last - first + 1, blocks = p.blocks.value;
-    gathers = p.use_clusters && splits <= kFanIn;
-    step = gathers ? 1 : splits_per_block(divide(splits - 2 + blocks, p.blocks));
+    step = splits_per_block(divide(splits - 2 + blocks, p.blocks));
     level = step >= kFanIn ? kSuperLevel : step / 2;
-    const int origin = gathers ? first : first / min(step, kFanIn) * min(step, kFanIn);
+    gathers = p.use_clusters && parts() <= kFanIn;
+    const int origin = first >> level << level;
     own = max(first, origin + block * step);
     own_end = min(block == blocks - 1 ? last : origin + block * step + step - 1, last) + 1;
   }
 
+  // Merges of 2^level splits that the blocks hand over.
+  __device__ __forceinline__ int parts() const { return (last >> level) - (first >> level) + 1; }
   // Blocks that have splits.
   __device__ __forceinline__ int active_blocks(const AttendParams& p) const {
     const int origin = first >> level << level;

@@ -123,7 +123,9 @@ void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Te
   params.scaling = static_cast<float>(scaling);
   params.soft_cap = static_cast<float>(soft_cap);
   params.history_static = history_static;
-  params.use_clusters = true;
+  params.max_cluster = kMostClusterBlocks;
+  params.max_crowd = kMostClusterCrowd;
+  params.max_ring = kMostRingSlots;
   params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
   const bool bf16 = q.scalar_type() == ScalarType::BFloat16;
   check_launch((bf16 ? attend_bf16 : attend_fp16)(params, current_stream(q)), "attend");

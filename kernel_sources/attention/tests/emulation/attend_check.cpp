@@ -57,7 +57,12 @@ class Check {
     bool good = true;
     std::vector<T> first;
     for (int run = 0; run < 6; ++run) {
-      launch(run % 2 == 0, run / 2 == 0 ? 1 : run / 2 == 1 ? 1000 : 3, run);
+      const bool clusters = run % 2 == 0;
+      launch(clusters ? kMostClusterBlocks >> run / 2 : 1,
+             run / 2 == 0   ? 1
+             : run / 2 == 1 ? 1000
+                            : 3,
+             run);
       if (run == 0) first = out_;
       good = expect(std::memcmp(first.data(), out_.data(), out_.size() * sizeof(T)) == 0,
                     "bits differ") &&
@@ -156,11 +161,11 @@ class Check {
 
   double scaling() const { return 1.0 / std::sqrt(static_cast<double>(D)); }
 
-  // `share`: blocks, or clusters, that a key head gets at most.
-  void launch(bool clusters, int share, unsigned seed) {
-    const int unit = clusters ? kFanIn : 1;
-    const int units = (c_.slots + kSplit * unit - 1) / (kSplit * unit);
-    const int blocks = unit * std::min(share, units);
+  // `unit`: blocks of a key head's only cluster, or 1: at most `share` blocks without clusters.
+  void launch(int unit, int share, unsigned seed) {
+    const bool clusters = unit > 1;
+    const int splits = (c_.slots + kSplit - 1) / kSplit;
+    const int blocks = clusters ? unit : std::min(share, splits);
     k_cache_ = k_before_, v_cache_ = v_before_;
     std::fill(out_.begin(), out_.end(), from_float<T>(NAN));
     params_.k_cache = k_cache_.data(), params_.v_cache = v_cache_.data();
@@ -273,27 +278,24 @@ bool check(const Case& c) {
   return Check<T, D>(c).passes();
 }
 
-// Which form a launch takes, on a device with 132 multiprocessors.
+// Blocks of a cluster that a launch takes, where 132 or 66 blocks can be resident.
 bool check_choice() {
   struct {
-    int slots, window, tokens, splits, lanes;
-    bool shares, clusters;
+    int slots, window, tokens, splits, lanes, places, cluster;
   } const choices[] = {
-      {1, 0, 1, 1, 8, false, true},       {1024, 0, 1, 8, 8, false, true},
-      {1025, 0, 1, 9, 8, true, true},     {2048, 0, 8, 16, 8, false, true},
-      {2049, 0, 1, 17, 8, true, false},   {32768, 0, 1, 256, 8, true, false},
-      {1024, 0, 1, 8, 9, false, false},   {1024, 0, 1, 8, 33, true, true},
-      {1024, 0, 1, 8, 34, true, false},   {1025, 0, 1, 9, 9, true, false},
-      {8192, 1024, 1, 9, 4, false, true}, {8192, 1, 1, 1, 8, false, true},
-      {8192, 1, 2, 2, 8, false, true},    {8192, 129, 1, 2, 8, false, true},
-      {8192, 130, 1, 3, 8, false, true},  {8192, 889, 8, 8, 33, true, true},
-      {8192, 891, 8, 9, 33, true, false},
+      {1, 0, 1, 1, 8, 132, 8},      {1024, 0, 1, 8, 8, 132, 8},    {2048, 0, 8, 16, 8, 132, 8},
+      {2049, 0, 1, 17, 8, 132, 1},  {32768, 0, 1, 256, 8, 132, 1}, {1024, 0, 1, 8, 16, 132, 8},
+      {1024, 0, 1, 8, 17, 132, 4},  {1024, 0, 1, 8, 32, 132, 4},   {1024, 0, 1, 8, 33, 132, 4},
+      {1025, 0, 1, 9, 33, 132, 1},  {1024, 0, 1, 8, 64, 132, 2},   {1024, 0, 1, 8, 67, 132, 1},
+      {1024, 0, 1, 8, 8, 66, 8},    {1024, 0, 1, 8, 9, 66, 4},     {8192, 1024, 1, 9, 4, 66, 8},
+      {8192, 1, 1, 1, 8, 132, 8},   {8192, 1, 2, 2, 8, 132, 8},    {8192, 129, 1, 2, 8, 132, 8},
+      {8192, 130, 1, 3, 8, 132, 8}, {8192, 889, 8, 8, 33, 132, 4}, {8192, 891, 8, 9, 33, 132, 1},
   };
   bool good = true;
   for (const auto& c : choices) {
     const int splits = most_splits(c.slots, c.window, c.tokens);
-    const bool right =
-        splits == c.splits && clusters_pay(splits, c.lanes, 132, c.shares) == c.clusters;
+    const bool right = splits == c.splits &&
+                       choose_cluster(splits, c.lanes, c.places, kMostClusterBlocks) == c.cluster;
     if (!right) std::printf("choice: %d slots, window %d: FAILED\n", c.slots, c.window);
     good = good && right;
   }
