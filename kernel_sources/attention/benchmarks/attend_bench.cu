@@ -1,11 +1,13 @@
 // Checks and times attend without torch. Build and run from kernel_sources/attention:
 //   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Icsrc -o /tmp/attend_bench \
-//       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench [check|short|step]...
+//       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench
+//       [check|step|long|short]...
 // Times are of CUDA graphs over rotating caches, so that every call reads its cache from memory.
 // `short`: alone is a chain of attend calls; after a producer is what a call adds to a chain of
 // small kernels that write q, k and v. `step`: what a call adds between two kernels that read the
 // weights of the projections around it, as they do in a decode step, in every form a launch may
-// take. Without an argument all of it runs. A failed check makes the exit status 1.
+// take; `long`: calls that read many slots, alone, in every form. Without an argument all of it
+// runs. A failed check makes the exit status 1.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -126,7 +128,7 @@ struct Call {
     p.soft_cap = c.soft_cap;
     p.history_static = true;
     p.max_cluster = flashrt::kMostClusterBlocks;
-    p.max_crowd = flashrt::kMostClusterCrowd;
+    p.max_crowd = flashrt::kMostCrowd;
     p.max_ring = flashrt::kMostRingSlots;
     p.rows = {1e-6f, c.dim, c.interleaved, false, false, true};
   }
@@ -295,49 +297,106 @@ double time_graph(int count, const std::function<void(int, cudaStream_t)>& step)
   return times[times.size() / 2] * 1e3 / count;
 }
 
-void time_config(const Config& config) {
-  Call call(config);
-  const double live_bytes =
-      2.0 * config.batch * config.kv_heads * (config.length + 1.0) * config.dim * 2;
-  const int64_t budget = 40ll << 30;
-  const int64_t caches =
-      std::max<int64_t>(2, std::min<int64_t>({256, static_cast<int64_t>(3e8 / live_bytes) + 1,
-                                              budget / (4 * call.cache_elements)}));
-  const int count = static_cast<int>(std::max<int64_t>(caches, 36) / caches * caches);
-  bf16* k_caches = device_rows(caches * call.cache_elements, 4);
-  bf16* v_caches = device_rows(caches * call.cache_elements, 5);
-  const int width =
-      (config.heads + 2 * config.kv_heads) * config.dim * config.batch * config.tokens;
-  const auto attend = [&](int i, cudaStream_t stream) {
+struct Form {
+  int cluster, crowd, ring;
+};
+
+struct Timer {
+  Call call;
+  int64_t caches;
+  int count;
+  bf16 *k_caches, *v_caches;
+
+  explicit Timer(const Config& config) : call(config) {
+    const int64_t budget = 40ll << 30;
+    caches = std::max<int64_t>(2, std::min<int64_t>({256, static_cast<int64_t>(3e8 / bytes()) + 1,
+                                                     budget / (4 * call.cache_elements)}));
+    count = static_cast<int>(std::max<int64_t>(caches, 36) / caches * caches);
+    k_caches = device_rows(caches * call.cache_elements, 4);
+    v_caches = device_rows(caches * call.cache_elements, 5);
+  }
+  ~Timer() {
+    CHECK(cudaFree(k_caches));
+    CHECK(cudaFree(v_caches));
+  }
+  double bytes() const {
+    const Config& c = call.config;
+    return 2.0 * c.batch * c.kv_heads * (c.length + 1.0) * c.dim * 2;
+  }
+  void attend(int i, cudaStream_t stream) const {
     AttendParams params = call.params;
     params.k_cache = k_caches + i % caches * call.cache_elements;
     params.v_cache = v_caches + i % caches * call.cache_elements;
     CHECK(flashrt::attend_bf16(params, stream));
-  };
+  }
+  double alone() const {
+    return time_graph(count, [&](int i, cudaStream_t stream) { attend(i, stream); });
+  }
+  void use(const Form& form) {
+    call.params.max_cluster = form.cluster;
+    call.params.max_crowd = form.crowd;
+    call.params.max_ring = form.ring;
+  }
+};
+
+void time_config(const Config& config) {
+  Timer timer(config);
+  Call& call = timer.call;
+  const int width =
+      (config.heads + 2 * config.kv_heads) * config.dim * config.batch * config.tokens;
   const auto producer = [&](int, cudaStream_t stream) {
     CHECK(flashrt::launch(produce, dim3((width / 8 + 127) / 128), dim3(128), 0, stream,
                           reinterpret_cast<const uint4*>(call.source),
                           reinterpret_cast<uint4*>(call.qkv), width / 8));
   };
-  const double producers = time_graph(count, producer);
+  const double producers = time_graph(timer.count, producer);
   std::printf("%-14s %5d %5d %d |", config.name, config.slots, config.length, config.tokens);
   for (const bool clusters : {true, false}) {
     for (const bool history_static : {true, false}) {
       call.params.max_cluster = clusters ? flashrt::kMostClusterBlocks : 1;
       call.params.history_static = history_static;
-      const double alone = time_graph(count, attend);
-      const double both = time_graph(count, [&](int i, cudaStream_t stream) {
+      const double alone = timer.alone();
+      const double both = time_graph(timer.count, [&](int i, cudaStream_t stream) {
         producer(i, stream);
-        attend(i, stream);
+        timer.attend(i, stream);
       });
       std::printf(" %6.2f %6.2f", alone, both - producers);
-      if (history_static) std::printf(" %5.2f", live_bytes / alone * 1e-6);
+      if (history_static) std::printf(" %5.2f", timer.bytes() / alone * 1e-6);
       std::printf(" |");
     }
   }
   std::printf("\n");
-  CHECK(cudaFree(k_caches));
-  CHECK(cudaFree(v_caches));
+}
+
+void time_long() {
+  const std::vector<Form> forms = {{1, 1, 4}, {1, 1, 3}, {1, 2, 3}, {1, 2, 2}};
+  std::printf("us and TB/s of a call alone, by cluster/crowd/ring\n%-14s %3s %6s %6s |", "", "B",
+              "S", "live");
+  for (const Form& form : forms) {
+    std::printf("       %d/%d/%d |", form.cluster, form.crowd, form.ring);
+  }
+  std::printf("\n");
+  for (const Config& config : {
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 2048, 0, true, false, 0},
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 4096, 0, true, false, 0},
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 8192, 0, true, false, 0},
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 16384, 0, true, false, 0},
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 20000, 0, true, false, 0},
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 32000, 0, true, false, 0},
+           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 131072, 128000, 0, true, false, 0},
+           Config{"Qwen3-8B", 4, 1, 32, 8, 128, 8192, 8000, 0, true, false, 0},
+           Config{"Llama-3.2-1B", 1, 1, 32, 8, 64, 131072, 32000, 0, false, false, 0},
+           Config{"Llama-3.2-1B", 1, 1, 32, 8, 64, 131072, 128000, 0, false, false, 0},
+       }) {
+    Timer timer(config);
+    std::printf("%-14s %3d %6d %6d |", config.name, config.batch, config.slots, config.length);
+    for (const Form& form : forms) {
+      timer.use(form);
+      const double alone = timer.alone();
+      std::printf(" %6.2f %4.2f |", alone, timer.bytes() / alone * 1e-6);
+    }
+    std::printf("\n");
+  }
 }
 
 // A projection of decode: 16 rows of `k` bf16 weights a block, asked for before the inputs are
@@ -393,10 +452,6 @@ struct Projection {
                           static_cast<const uint4*>(x), inputs, static_cast<const uint4*>(from),
                           static_cast<uint4*>(to), count, 16 * k * 2 / kStageBytes));
   }
-};
-
-struct Form {
-  int cluster, crowd, ring;
 };
 
 void time_step(const Config& config, const std::vector<Form>& forms) {
@@ -515,6 +570,7 @@ int main(int count, char** arguments) {
   bool good = true;
   if (asked("check")) good = check_all();
   if (asked("step")) time_steps();
+  if (asked("long")) time_long();
   if (asked("short")) time_short();
   return good ? 0 : 1;
 }

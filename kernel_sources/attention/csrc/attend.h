@@ -28,7 +28,7 @@ struct SharedOffsets {
 // Strides count elements; the last dim of every tensor is contiguous. Rows of q, k and out start on
 // multiples of two elements, rows of v and the caches on 16-byte boundaries.
 constexpr int kMostClusterBlocks = 8;
-constexpr int kMostClusterCrowd = 1;
+constexpr int kMostCrowd = 1;
 constexpr int kMostRingSlots = 4;
 
 struct AttendParams {
@@ -57,7 +57,7 @@ struct AttendParams {
   float soft_cap;  // 0 without
   bool history_static;
   int max_cluster;  // blocks of a cluster, at most: 8, 4, 2, or 1 for none
-  int max_crowd;    // blocks in clusters per multiprocessor, at most
+  int max_crowd;    // blocks per multiprocessor, at most
   int max_ring;     // slots of the ring in shared memory, at most
   RowSettings rows;
   // Filled in by the launcher.

@@ -72,7 +72,8 @@ struct Plan {
     const int splits = most_splits(p.slots, p.window, p.tokens);
     const bool clusters = cluster > 1;
     unit = cluster;
-    units = clusters ? 1 : std::max(1, std::min(device.multiprocessors / lanes, splits));
+    units =
+        clusters ? 1 : std::max(1, std::min(p.max_crowd * device.multiprocessors / lanes, splits));
     const int blocks = units * unit;
     const int step = splits_per_block((splits - 2 + blocks) / blocks);
     levels = step >= kFanIn ? kSuperLevel : step / 2;
