@@ -1,7 +1,8 @@
 """FlashRT structures: fused kernels and captured graphs inside unmodified models.
 
 ``plan`` decides without touching anything, ``attach`` binds, ``explain`` says what runs where and
-why, ``Plan.detach()`` gives the host back bit for bit. ``decode_loop`` generates.
+why, ``Plan.detach()`` gives the host back bit for bit. ``decode_loop`` generates,
+``decode_engine`` for many requests at once.
 """
 
 from __future__ import annotations
@@ -17,15 +18,34 @@ if __name__ != "flash_rt.structures":
 from .attach import attach
 from .capture import capture
 from .explain import explain
-from .loops import DecodeLoop, decode_loop
+from .loops import (
+    DecodeLoop,
+    Engine,
+    GenerationRequest,
+    Handle,
+    Sampling,
+    TokenEvent,
+    TokenLogprob,
+    TokenMask,
+    decode_engine,
+    decode_loop,
+)
 from .mapping import layer_mapping
 from .plan import Plan, plan
 
 __all__ = [
     "DecodeLoop",
+    "Engine",
+    "GenerationRequest",
+    "Handle",
     "Plan",
+    "Sampling",
+    "TokenEvent",
+    "TokenLogprob",
+    "TokenMask",
     "attach",
     "capture",
+    "decode_engine",
     "decode_loop",
     "explain",
     "layer_mapping",

@@ -3,5 +3,19 @@
 from __future__ import annotations
 
 from .decode import DecodeLoop, decode_loop
+from .engine import Engine, Handle, decode_engine
+from .generation import GenerationRequest, TokenEvent, TokenLogprob, TokenMask
+from .sampling import Sampling
 
-__all__ = ["DecodeLoop", "decode_loop"]
+__all__ = [
+    "DecodeLoop",
+    "Engine",
+    "GenerationRequest",
+    "Handle",
+    "Sampling",
+    "TokenEvent",
+    "TokenLogprob",
+    "TokenMask",
+    "decode_engine",
+    "decode_loop",
+]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
 
 NO_TOKEN = -1  # an end-of-sequence entry that no argmax returns
 EOS_SLOTS = 8
+BY_ROW = ("next_ids", "finished", "lengths", "counts", "max_new", "tokens")
 
 
 class StaticState:
@@ -38,6 +40,19 @@ class StaticState:
         self.max_new = like.new_zeros(batch, dtype=torch.int32)
         self.tokens = like.new_zeros((batch, slots), dtype=torch.int64)
         self.eos = like.new_full((EOS_SLOTS,), NO_TOKEN, dtype=torch.int64)
+
+    def first(self, rows: int) -> StaticState:
+        """The same memory as a state of its first rows."""
+        view = copy.copy(self)
+        view.batch = rows
+        view.k, view.v = [c[:rows] for c in self.k], [c[:rows] for c in self.v]
+        for name in BY_ROW:
+            setattr(view, name, getattr(self, name)[:rows])
+        return view
+
+    def by_row(self) -> list[torch.Tensor]:
+        """Everything beside keys and values that belongs to a row, ``[B, ...]`` each."""
+        return [getattr(self, name) for name in BY_ROW]
 
     def begin(self, *, max_new: int, eos: Sequence[int]) -> None:
         """Empty every row and set the stop conditions; values change in place.

@@ -14,7 +14,7 @@ from ..catalogue.base import MAX_FUSED_ROWS
 from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
-from .decoder import DecoderSpec, read_decoder
+from .decoder import read_decoder
 from .request import Request, integer, read_request
 from .session import Session, Sessions, plain_tensors, token_table
 from .step import BoundDecoder
@@ -49,10 +49,16 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     """
     max_len = integer("decode_loop", "max_len", max_len)
     batch_size = integer("decode_loop", "batch_size", batch_size)
-    if max_len < 2:
-        raise ValueError(f"decode_loop: max_len must be at least 2, got {max_len}")
     if not 1 <= batch_size <= MAX_BATCH:
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
+    host, sessions = open_decoder("decode_loop", model, max_len)
+    return DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size)
+
+
+def open_decoder(where: str, model: Any, max_len: int) -> tuple[nn.Module, Sessions]:
+    """The host, attached where it was not, and sessions of its decoder; see ``decode_loop``."""
+    if max_len < 2:
+        raise ValueError(f"{where}: max_len must be at least 2, got {max_len}")
     host = host_of(model)
     attached: Plan | None = vars(host).get(PLAN)
     plan = attached or attach(model)
@@ -67,19 +73,18 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
         if not isinstance(error, NotThisForm):
             raise
         name = type(host).__name__
-        raise ValueError(f"decode_loop: {name} cannot run on the loop: {error}") from None
-    return DecodeLoop(host, spec, max_len=max_len, batch_size=batch_size)
+        raise ValueError(f"{where}: {name} cannot run on the loop: {error}") from None
+    return host, Sessions(host, spec, Families.load())
 
 
 class DecodeLoop:
     """Generates from one model; made by ``decode_loop``."""
 
     def __init__(
-        self, model: nn.Module, spec: DecoderSpec, *, max_len: int, batch_size: int
+        self, model: nn.Module, sessions: Sessions, *, max_len: int, batch_size: int
     ) -> None:
         self.max_len, self.batch_size = max_len, batch_size
-        self._model, self._spec = model, spec
-        self._sessions = Sessions(model, spec, Families.load())
+        self._model, self._sessions = model, sessions
 
     def generate(
         self,
@@ -124,7 +129,7 @@ class DecodeLoop:
             eos_token_id = getattr(defaults, "eos_token_id", None)
         if pad_token_id is None:
             pad_token_id = getattr(defaults, "pad_token_id", None)
-        table = token_table(self._model, self._spec)
+        table = token_table(self._model, self._sessions.spec)
         request = read_request(
             input_ids,
             attention_mask,

@@ -35,17 +35,25 @@ class Prefill:
     def run(self, row: int, ids: torch.Tensor) -> None:
         """Keys and values of ``ids [n]`` into ``row``, logits of its last token into the step's."""
         count = ids.shape[0]
+        size = count if count <= CAPTURED else CHUNK
+        for start in range(0, count, size):
+            part = ids[start : start + size]
+            self.chunk(row, part, start, last=start + size >= count)
+
+    def chunk(self, row: int, ids: torch.Tensor, start: int, *, last: bool) -> None:
+        """Keys and values of positions ``start`` and on; behind the ``last`` chunk, logits too."""
+        count = ids.shape[0]
         padded = max(SMALLEST, 1 << (count - 1).bit_length())
-        if count <= CAPTURED and padded <= self._step.state.slots:
+        if start == 0 and count <= CAPTURED and padded <= self._step.state.slots:
             self._captured(row, ids, padded)
             return
         try:
-            for start in range(0, count, CHUNK):
-                self._start.fill_(start)
-                stream = self._layers(row, ids[start : start + CHUNK], start)
+            self._start.fill_(start)
+            stream = self._layers(row, ids, start)
         finally:  # captured prompts start at 0, also after one that ran out of memory
             self._start.zero_()
-        self._logits(row, stream.x[-1:], stream, slice(-1, None))
+        if last:
+            self._logits(row, stream.x[-1:], stream, slice(-1, None))
 
     def _captured(self, row: int, ids: torch.Tensor, padded: int) -> None:
         count = ids.shape[0]

@@ -12,16 +12,17 @@ SLOTS = 2  # the step whose report is read, and the one that runs meanwhile
 class Reports:
     """Copies of a state's report on the host; ``post`` after a step, ``take`` when it is wanted."""
 
-    def __init__(self, report: torch.Tensor, batch: int) -> None:
+    def __init__(self, report: torch.Tensor, batch: int, slots: int = SLOTS) -> None:
+        self._slots = slots
         self._report, self._ids_bytes = report, 8 * batch
         pinned = report.is_cuda
         self._copies = [
-            torch.zeros_like(report, device="cpu", pin_memory=pinned) for _ in range(SLOTS)
+            torch.zeros_like(report, device="cpu", pin_memory=pinned) for _ in range(slots)
         ]
         self._views = [
             memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr())) for t in self._copies
         ]
-        self._events = [torch.cuda.Event() for _ in range(SLOTS)] if pinned else []
+        self._events = [torch.cuda.Event() for _ in range(slots)] if pinned else []
         self._all_done = b"\x01" * batch
         self.begin()
 
@@ -32,7 +33,7 @@ class Reports:
 
     def post(self) -> None:
         """Copy the report as it is after all work queued so far."""
-        slot = self._posted % SLOTS
+        slot = self._posted % self._slots
         self._posted += 1
         self._copies[slot].copy_(self._report, non_blocking=True)
         if self._events:
@@ -40,7 +41,7 @@ class Reports:
 
     def take(self) -> bool:
         """Wait for the oldest report not taken yet; whether every row has finished."""
-        slot = self._taken % SLOTS
+        slot = self._taken % self._slots
         self._taken += 1
         if self._events:
             self._events[slot].synchronize()
@@ -51,7 +52,13 @@ class Reports:
 
         Call it for every report or for none.
         """
-        copy = self._copies[(self._taken - 1) % SLOTS]
+        copy = self._copies[(self._taken - 1) % self._slots]
         ids = copy[: self._ids_bytes].view(torch.int64).masked_fill(self._stopped, pad)
         self._stopped = copy[self._ids_bytes :].view(torch.bool).clone()
         return ids
+
+    def chosen(self) -> list[int]:
+        """Tokens of the report taken last, as they are."""
+        copy = self._copies[(self._taken - 1) % self._slots]
+        found: list[int] = copy[: self._ids_bytes].view(torch.int64).tolist()
+        return found

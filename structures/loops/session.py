@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import isclose
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from .decoder import DecoderSpec
 from .prefill import Prefill
 from .report import Reports
 from .request import Request
-from .step import BoundDecoder, Step
+from .step import Arena, BoundDecoder, Step
 
 SLOT_GROUP = 256  # caches are whole groups of what prefill pads to and attention splits at
 
@@ -75,12 +76,16 @@ class Session:
         kv = [(layer.kv_heads, layer.spec.attention.head_dim) for layer in decoder.layers]
         self.batch, self.max_len = batch, max_len
         self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.table)
-        self.step = Step(families, sampling, decoder, self.state)
+        self._arena = Arena(decoder.table, batch)
+        self._make_step = partial(Step, families, sampling, decoder, arena=self._arena)
+        self.step = self._make_step(self.state)
+        self._steps = {batch: self.step}
         self.reports = Reports(self.state.report, batch)
         self._backend = backend_for(decoder.table.device)
         self.pool = self._backend.new_pool()
-        self._prefill = Prefill(self.step, self._backend, self.pool)
+        self.prefill = Prefill(self.step, self._backend, self.pool)
         self._graphs: dict[str, Graph] = {}
+        self._row_graphs: dict[tuple[str, int], Graph] = {}
 
     def graph(self, name: str) -> Graph:
         """The recording of ``step.greedy`` or ``step.forward``; get it before ``fill``."""
@@ -91,22 +96,61 @@ class Session:
             self._graphs[name] = self._backend.record(step, warmups=1, pool=self.pool)
         return self._graphs[name]
 
+    def step_of(self, rows: int) -> Step:
+        """The step of the first ``rows`` rows."""
+        if rows not in self._steps:
+            self._steps[rows] = self._make_step(self.state.first(rows))
+        return self._steps[rows]
+
+    def advance(self, name: str, rows: int) -> None:
+        """One ``step.greedy`` or the like of the first ``rows`` rows; recorded the first time.
+
+        The first time runs as it is, so that a recording in between disturbs no row.
+        """
+        graph = self._row_graphs.get((name, rows))
+        if graph is not None:
+            graph.replay()
+            return
+        work = getattr(self.step_of(rows), name)
+        work()
+        self._row_graphs[name, rows] = self._backend.record(work, warmups=0, pool=self.pool)
+
+    def begin_row(self, row: int, *, length: int, max_new: int) -> None:
+        """``row`` holds a prompt of ``length`` tokens, whose logits are the step's."""
+        state = self.state
+        # Choosing the first token advances by one: a token is stored when it is read.
+        state.lengths[row].fill_(length - 1)
+        state.counts[row].zero_()
+        state.max_new[row].fill_(max_new)
+        state.finished[row].zero_()
+
+    def choose_row(self, row: int) -> None:
+        """The first token of ``row``, from its logits."""
+        self.step.choose(slice(row, row + 1))
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """A row's first ``length`` positions and everything else it has to another place."""
+        state = self.state
+        for cache in (*state.k, *state.v):
+            cache[target, :, :length].copy_(cache[source, :, :length])
+        for values in state.by_row():
+            values[target].copy_(values[source])
+
     def fill(self, request: Request) -> None:
         """Prompts into the cache; logits of each row's last token into the step's logits."""
         state = self.state
         self.pool.join()
         state.begin(max_new=request.max_new, eos=request.eos)
         for row, ids in enumerate(request.rows()):
-            self._prefill.run(row, ids.to(state.tokens.device))
-        # Choosing the first token advances by one: a token is stored when it is read.
-        for row, length in enumerate(request.lengths):
+            self.prefill.run(row, ids.to(state.tokens.device))
+        for row, length in enumerate(request.lengths):  # see begin_row
             state.lengths[row].fill_(length - 1)
         state.finished[request.batch :].fill_(True)
 
     @property
     def memory_bytes(self) -> int:
         """Caches and buffers; what graphs own beside them is not counted."""
-        return self.state.memory_bytes + self.step.memory_bytes
+        return self.state.memory_bytes + self._arena.memory_bytes
 
 
 class Sessions:
@@ -119,7 +163,7 @@ class Sessions:
     def __init__(self, model: nn.Module, spec: DecoderSpec, families: Families) -> None:
         from .. import kernels
 
-        self._model, self._spec, self._families = model, spec, families
+        self._model, self.spec, self._families = model, spec, families
         self._sampling = kernels.family("sampling")
         self._lock = threading.RLock()
         self._busy: set[int] = set()
@@ -177,7 +221,7 @@ class Sessions:
 
         Those of the rotary are read again for every session.
         """
-        form, found = self._spec.form, {}
+        form, found = self.spec.form, {}
         rotary = None if form.rotary is None else f"{form.base}.{form.rotary}"
         for name, module in self._model.named_modules():
             if name != rotary:
@@ -194,7 +238,7 @@ class Sessions:
 
     def _other_head(self) -> str | None:
         """Why the configuration now says something else of the logits than the proof found."""
-        head = self._spec.head
+        head = self.spec.head
         if head not in propose_head(self._model, head.norm, getattr(self._model, "config", None)):
             return "the configuration gives the logits another scale or cap than was proven"
         return None
@@ -219,11 +263,11 @@ class Sessions:
         for name, proven in then.items():
             if now.get(name) != proven:
                 return f"{name} was {proven!r} when the loop was proven and is {now.get(name)!r}"
-        base = self._model.get_submodule(self._spec.form.base)
-        factor = read_embedding(base, self._spec.form.embedding).scale
-        if not isclose(factor, self._spec.embedding.scale, rel_tol=1e-2):
+        base = self._model.get_submodule(self.spec.form.base)
+        factor = read_embedding(base, self.spec.form.embedding).scale
+        if not isclose(factor, self.spec.embedding.scale, rel_tol=1e-2):
             return (
-                f"the embedding's factor was {self._spec.embedding.scale} when the loop was proven "
+                f"the embedding's factor was {self.spec.embedding.scale} when the loop was proven "
                 f"and is {factor}"
             )
         return None
@@ -250,7 +294,7 @@ class Sessions:
         try:
             return Session(
                 self._model,
-                self._spec,
+                self.spec,
                 self._families,
                 self._sampling,
                 batch=batch,

@@ -75,11 +75,38 @@ class BoundDecoder:
         )
 
 
+class Arena:
+    """Static buffers of up to ``rows`` rows, shared by steps that never run at the same time."""
+
+    def __init__(self, like: torch.Tensor, rows: int) -> None:
+        self.rows = rows
+        self._like = like
+        self._made: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def buffer(self, name: str, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """``[rows, columns]``, the same for the same name and size."""
+        key = (name, columns)
+        if key not in self._made:
+            self._made[key] = self._like.new_zeros(self.rows, columns, dtype=dtype)
+        return self._made[key]
+
+    def scratch(self, key: tuple[object, ...], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What ``make`` returned for this key the first time."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Everything made."""
+        return sum(t.numel() * t.element_size() for t in self._made.values())
+
+
 class Step:
     """One token: embedding, five kernels a layer, head, and the choice of the next token.
 
     Everything it writes was allocated before, so a recording owns no memory and a replay allocates
-    nothing.
+    nothing. Steps over the first rows of a state share an arena.
     """
 
     def __init__(
@@ -88,48 +115,36 @@ class Step:
         sampling: ModuleType,
         decoder: BoundDecoder,
         state: StaticState,
+        arena: Arena,
     ) -> None:
         self.families, self.sampling, self.decoder, self.state = families, sampling, decoder, state
-        layers, like = decoder.layers, decoder.table
-        self._memory: list[torch.Tensor] = []
-        buffer = self._buffer
+        self.arena = arena
+        layers, like, buffer = decoder.layers, decoder.table, self._buffer
         size = like.shape[1]
-        qkv = {_qkv_width(layer): buffer(_qkv_width(layer)) for layer in layers}
-        hidden = {n: buffer(n) for n in {layer.gate.weight.shape[0] for layer in layers}}
-        attended = {n: buffer(n) for n in {layer.o.weight.shape[1] for layer in layers}}
-        streams, branches = (buffer(size), buffer(size)), (buffer(size), buffer(size))
-        self._moved = buffer(size)
-        self.logits = buffer(decoder.head.weight.shape[0], torch.float32)
+        hidden = [layer.gate.weight.shape[0] for layer in layers]
+        attended = [layer.o.weight.shape[1] for layer in layers]
+        streams = (buffer("stream 0", size), buffer("stream 1", size))
+        branches = (buffer("branch 0", size), buffer("branch 1", size))
+        qkv = {n: buffer("qkv", n) for n in map(_qkv_width, layers)}
+        gated = {n: buffer("hidden", n) for n in hidden}
+        outs = {n: buffer("attended", n) for n in attended}
+        self._moved = buffer("moved", size)
+        self.logits = buffer("logits", decoder.head.weight.shape[0], torch.float32)
         self._embedded = streams[0]
         self._buffers = [
-            Buffers(streams, qkv[_qkv_width(x)], branches, hidden[x.gate.weight.shape[0]])
-            for x in layers
+            Buffers(streams, qkv[_qkv_width(layer)], branches, gated[n])
+            for layer, n in zip(layers, hidden, strict=True)
         ]
-        workspaces: dict[tuple[int, int], torch.Tensor] = {}
-        for layer in layers:
-            shape = (layer.heads, layer.spec.attention.head_dim)
-            if shape not in workspaces:
-                make = families.attention.workspace
-                workspaces[shape] = make(state.batch, 1, *shape, state.slots, like.device)
-        self._scratch = sampling.workspace(state.batch, self.logits.shape[1], like.device)
-        self._memory += [*workspaces.values(), self._scratch]
+        columns = self.logits.shape[1]
+        self._scratch = arena.scratch(
+            ("choice", columns), lambda: sampling.workspace(arena.rows, columns, like.device)
+        )
         self._heads = [
-            _attend(
-                families.attention,
-                layer,
-                decoder.rotary[index],
-                state,
-                index,
-                attended[layer.o.weight.shape[1]],
-                workspaces[layer.heads, layer.spec.attention.head_dim],
-            )
-            for index, layer in enumerate(layers)
+            _attend(families.attention, self, index, outs[n]) for index, n in enumerate(attended)
         ]
 
-    def _buffer(self, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        made = self.decoder.table.new_zeros(self.state.batch, columns, dtype=dtype)
-        self._memory.append(made)
-        return made
+    def _buffer(self, name: str, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self.arena.buffer(name, columns, dtype)[: self.state.batch]
 
     def forward(self) -> None:
         """``logits`` of the token in ``state.next_ids`` at position ``state.lengths``."""
@@ -164,18 +179,18 @@ class Step:
             out=logits,
         )
 
-    def choose(self) -> None:
+    def choose(self, rows: slice = slice(None)) -> None:
         """Greedy choice from ``logits``: append it, advance, test the stop conditions."""
         state = self.state
         self.sampling.greedy_step(
-            self.logits,
-            state.tokens,
-            state.counts,
-            state.lengths,
-            state.finished,
-            state.next_ids,
+            self.logits[rows],
+            state.tokens[rows],
+            state.counts[rows],
+            state.lengths[rows],
+            state.finished[rows],
+            state.next_ids[rows],
             state.eos,
-            state.max_new,
+            state.max_new[rows],
             pad_id=STOPPED,
             workspace=self._scratch,
         )
@@ -185,34 +200,28 @@ class Step:
         self.forward()
         self.choose()
 
-    @property
-    def memory_bytes(self) -> int:
-        """Buffers beside the state."""
-        return sum(t.numel() * t.element_size() for t in self._memory)
-
 
 def _qkv_width(layer: BoundLayer) -> int:
     return sum(part.weight.shape[0] for part in layer.qkv)
 
 
 def _attend(
-    attention: ModuleType,
-    layer: BoundLayer,
-    table: Table | None,
-    state: StaticState,
-    index: int,
-    out: torch.Tensor,
-    workspace: torch.Tensor,
+    attention: ModuleType, step: Step, index: int, out: torch.Tensor
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
     """The middle of a layer on the static cache, with everything but q, k and v filled in."""
-    spec = layer.spec.attention
+    layer, table, state = step.decoder.layers[index], step.decoder.rotary[index], step.state
+    spec, arena = layer.spec.attention, step.arena
+    shape = (layer.heads, spec.head_dim)
     arguments = {
         **layer.qk_norms,
         "scaling": spec.scaling,
         "window": spec.window,
         "soft_cap": spec.soft_cap,
         "history_static": True,
-        "workspace": workspace,
+        "workspace": arena.scratch(
+            ("attention", *shape),
+            lambda: attention.workspace(arena.rows, 1, *shape, state.slots, out.device),
+        ),
         "out": out.view(state.batch, 1, -1, spec.head_dim),
     }
     if table is not None:

@@ -1,0 +1,300 @@
+"""A slot engine: up to eight sequences that arrive and leave at any time share captured steps.
+
+Live sequences always fill the first rows of the cache, so that a step of n of them replays a graph
+of exactly n rows: a step with eight rows costs more than one with a single row, and one with rows
+that nobody reads would read their caches for nothing. Who leaves a gap has the last live row
+copied into it, which takes less than a step. The bits of a row do not depend on the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..catalogue.base import MAX_FUSED_ROWS
+from .decode import open_decoder
+from .generation import FinishReason, GenerationRequest, TokenEvent, TokenMask
+from .report import Reports
+from .request import integer
+from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
+
+MAX_SLOTS = MAX_FUSED_ROWS
+CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
+REPORTS = 4  # the step that runs, the one before, and first tokens in between
+WHERE = "Engine.submit"
+
+
+class Handle:
+    """A submitted request."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.cancelled = False
+        self.open_answers = request.n
+
+    @property
+    def done(self) -> bool:
+        """Whether every answer has had its last event."""
+        return self.open_answers == 0
+
+
+class _Answer:
+    """One of a request's answers, from the queue to its last event."""
+
+    def __init__(self, handle: Handle, index: int, limit: int, stops: frozenset[int]) -> None:
+        self.handle, self.index, self.limit, self.stops = handle, index, limit, stops
+        self.prompt: tuple[int, ...] = tuple(handle.request.prompt_ids)
+        self.filled = 0  # positions of the prompt in the cache
+        self.tokens: list[int] = []
+        self.mask: TokenMask | None = None
+        self.closed = False
+
+
+class Engine:
+    """Generates for many requests at once; made by ``decode_engine``.
+
+    ``submit`` and ``cancel`` may be called from any thread and do not wait. One thread at a time
+    calls ``step``.
+    """
+
+    def __init__(self, model: Any, sessions: Sessions, *, max_len: int, slots: int) -> None:
+        self.max_len, self.slots = max_len, slots
+        self._model, self._sessions = model, sessions
+        self._vocabulary = token_table(model, sessions.spec).shape[0]
+        self._device = token_table(model, sessions.spec).device
+        self._inbox: deque[_Answer] = deque()
+        self._waiting: deque[_Answer] = deque()
+        self._joining: tuple[_Answer, int] | None = None
+        self._live: list[_Answer | None] = []
+        self._reported: deque[list[tuple[int, _Answer]]] = deque()
+        self._stepping = threading.Lock()
+        self._session: Session | None = None
+        with plain_tensors(self._device):
+            self._open_session([])
+
+    def submit(self, request: GenerationRequest) -> Handle:
+        """Queue a request; its events come from ``step``.
+
+        Raises:
+            ValueError: an id outside the vocabulary, or a prompt that leaves no room for
+                ``max_new_tokens`` in ``max_len``.
+        """
+        prompt, ids = request.prompt_ids, [*request.prompt_ids, *request.sampling.logit_bias]
+        if max(ids) >= self._vocabulary:
+            raise ValueError(
+                f"{WHERE}: ids must be from 0 to {self._vocabulary - 1}, got {max(ids)}"
+            )
+        room = self.max_len - len(prompt)
+        limit = room if request.max_new_tokens is None else request.max_new_tokens
+        if limit > room or room < 1:
+            raise ValueError(
+                f"{WHERE}: prompt and max_new_tokens must fit max_len = {self.max_len}, got "
+                f"{len(prompt)} + {max(limit, 1)}"
+            )
+        if not request.sampling.plain or request.mask is not None:
+            raise ValueError(f"{WHERE}: sampling must be greedy, got {request.sampling}")
+        stops = request.stop_token_ids
+        given = frozenset(self.default_stops() if stops is None else stops)
+        handle = Handle(request)
+        self._inbox.extend(_Answer(handle, i, limit, given) for i in range(request.n))
+        return handle
+
+    def default_stops(self) -> tuple[int, ...]:
+        """The model's own end tokens."""
+        given = getattr(getattr(self._model, "generation_config", None), "eos_token_id", None)
+        if given is None:
+            return ()
+        return tuple(given) if isinstance(given, Sequence) else (int(given),)
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request; the next ``step`` reports "cancelled" and nothing more of it."""
+        handle.cancelled = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return not (self._inbox or self._waiting or self._joining or self._live or self._reported)
+
+    @property
+    def running(self) -> int:
+        """Sequences in the cache."""
+        return sum(a is not None for a in self._live) + (self._joining is not None)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that have no slot yet."""
+        return len(self._inbox) + len(self._waiting)
+
+    def step(self) -> list[TokenEvent]:
+        """Advance every sequence by a token, and the next prompt by a chunk.
+
+        Returns:
+            The events since the last call, in order. The device may be a step ahead of them.
+        """
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError("Engine.step: one thread at a time may step, got a second one")
+        try:
+            with plain_tensors(self._device):
+                return self._step()
+        finally:
+            self._stepping.release()
+
+    def _step(self) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        while self._inbox:
+            self._waiting.append(self._inbox.popleft())
+        self._drop_cancelled(events)
+        self._close_gaps()
+        self._prefill(events)
+        launched = self._decode()
+        self._collect(events, keep=1 if launched else 0)
+        return events
+
+    def _drop_cancelled(self, events: list[TokenEvent]) -> None:
+        for answer in [a for a in self._waiting if a.handle.cancelled]:
+            self._waiting.remove(answer)
+            self._close(answer, "cancelled", events)
+        if self._joining is not None and self._joining[0].handle.cancelled:
+            self._close(self._joining[0], "cancelled", events)
+            self._joining = None
+        for running in self._live:
+            if running is not None and running.handle.cancelled:
+                self._close(running, "cancelled", events)
+
+    def _close(
+        self,
+        answer: _Answer,
+        reason: FinishReason,
+        events: list[TokenEvent],
+        *,
+        token: int | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        answer.closed = True
+        answer.handle.open_answers -= 1
+        handle, index = answer.handle, answer.index
+        events.append(TokenEvent(handle, index, token, finish_reason=reason, error=error))
+        if answer in self._live:
+            self._live[self._live.index(answer)] = None
+
+    def _close_gaps(self) -> None:
+        live = self._live
+        while live:
+            if live[-1] is None:
+                live.pop()
+                continue
+            if None not in live:
+                return
+            gap = live.index(None)
+            answer = live.pop()
+            assert answer is not None and self._session is not None
+            self._session.copy_row(len(live), gap, len(answer.prompt) + len(answer.tokens) + 1)
+            live[gap] = answer
+
+    def _prefill(self, events: list[TokenEvent]) -> None:
+        """One chunk of the prompt that comes next; behind its last chunk it joins the others."""
+        if self._joining is None:
+            if not self._waiting or len(self._live) == self.slots:
+                return
+            answer = self._waiting.popleft()
+            try:
+                self._open_session(events)
+            except LoopRefused as reason:
+                self._close(answer, "error", events, error=reason)
+                return
+            self._joining = (answer, len(self._live))
+        answer, row = self._joining
+        session = self._session
+        assert session is not None
+        part = answer.prompt[answer.filled : answer.filled + CHUNK]
+        ids = torch.tensor(part, dtype=torch.int64, device="cpu").to(self._device)
+        start, last = answer.filled, answer.filled + len(part) == len(answer.prompt)
+        try:
+            session.prefill.chunk(row, ids, start, last=last)
+        except RuntimeError as error:
+            self._joining = None
+            self._close(answer, "error", events, error=error)
+            return
+        answer.filled += len(part)
+        if last:
+            self._joining = None
+            self._join(answer, row)
+
+    def _join(self, answer: _Answer, row: int) -> None:
+        session, target = self._session, len(self._live)
+        assert session is not None
+        session.begin_row(row, length=len(answer.prompt), max_new=answer.limit)
+        session.choose_row(row)
+        if target != row:
+            session.copy_row(row, target, len(answer.prompt))
+        self._live.append(answer)
+        self._reports.post()
+        self._reported.append([(target, answer)])
+
+    def _decode(self) -> bool:
+        if not self._live:
+            return False
+        assert self._session is not None
+        self._session.pool.join()
+        self._session.advance("greedy", len(self._live))
+        self._reports.post()
+        rows = [(row, answer) for row, answer in enumerate(self._live) if answer is not None]
+        self._reported.append(rows)
+        return True
+
+    def _collect(self, events: list[TokenEvent], *, keep: int) -> None:
+        while len(self._reported) > keep:
+            rows = self._reported.popleft()
+            self._reports.take()
+            chosen = self._reports.chosen()
+            for row, answer in rows:
+                if not answer.closed:
+                    self._emit(answer, chosen[row], events)
+
+    def _emit(self, answer: _Answer, token: int, events: list[TokenEvent]) -> None:
+        answer.tokens.append(token)
+        if token in answer.stops:
+            self._close(answer, "stop", events, token=token)
+        elif len(answer.tokens) == answer.limit:
+            self._close(answer, "length", events, token=token)
+        else:
+            events.append(TokenEvent(answer.handle, answer.index, token))
+
+    def _open_session(self, events: list[TokenEvent]) -> None:
+        """Get the session, which is another one when the model's tensors have moved."""
+        with self._sessions.use(self.slots, self.max_len) as session:
+            if session is self._session:
+                return
+        moved = RuntimeError("the model's weights were moved or replaced while it generated")
+        for answer in [a for a in self._live if a is not None]:
+            self._close(answer, "error", events, error=moved)
+        self._live.clear()
+        self._reported.clear()
+        self._session = session
+        self._reports = Reports(session.state.report, self.slots, REPORTS)
+
+
+def decode_engine(model: Any, *, max_len: int, slots: int = MAX_SLOTS) -> Engine:
+    """An engine that generates from ``model`` for up to ``slots`` sequences at a time.
+
+    Args:
+        model: as for ``decode_loop``.
+        max_len: most positions of a sequence, prompt and answer together.
+        slots: most sequences in the cache, 1 to 8.
+
+    Raises:
+        ValueError, TypeError: as ``decode_loop`` does.
+        LoopRefused: the device has no memory for the cache.
+    """
+    max_len, slots = (
+        integer("decode_engine", "max_len", max_len),
+        integer("decode_engine", "slots", slots),
+    )
+    if not 1 <= slots <= MAX_SLOTS:
+        raise ValueError(f"decode_engine: slots must be 1 to {MAX_SLOTS}, got {slots}")
+    host, sessions = open_decoder("decode_engine", model, max_len)
+    return Engine(host, sessions, max_len=max_len, slots=slots)
