@@ -33,7 +33,8 @@ struct GreedyStep {
       return;
     }
     bool stops = state.count + 1 >= limit;
-    for (int i = 0; i < args.num_eos; ++i) stops |= args.eos[i] == index;
+    const int64_t* eos = args.eos + row * args.eos_stride;
+    for (int i = 0; i < args.num_eos; ++i) stops |= eos[i] == index;
     args.tokens[row * args.tokens_stride + state.count] = index;
     args.next_ids[row] = index;
     args.counts[row] = state.count + 1;

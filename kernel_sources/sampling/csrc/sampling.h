@@ -39,8 +39,9 @@ struct GreedyStepArgs {
   bool* finished;
   int64_t* next_ids;
   const int* max_new;
-  const int64_t* eos;  // [num_eos]
+  const int64_t* eos;  // [num_eos] of each row
   int num_eos;
+  int64_t eos_stride;  // 0 when all rows have the same
   int64_t pad_id;
 };
 

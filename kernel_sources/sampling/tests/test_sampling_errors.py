@@ -102,7 +102,7 @@ def test_workspace_sizes(sampling):
         ("lengths", torch.zeros(4, dtype=torch.int32)[::2], "be contiguous, got strides (2,)"),
         ("finished", torch.zeros(2, dtype=torch.uint8), "be bool, got uint8"),
         ("next_ids", torch.zeros(2, dtype=torch.int32), "be int64, got int32"),
-        ("eos", torch.zeros((), dtype=torch.int64), "have shape [E], got ()"),
+        ("eos", torch.zeros((), dtype=torch.int64), "have shape [E] or [2, E], got ()"),
         ("eos", torch.zeros(1, dtype=torch.int32), "be int64, got int32"),
         ("max_new", torch.zeros(2, dtype=torch.int32, device="meta"), "be on cpu, got meta"),
     ],

@@ -42,7 +42,8 @@ void greedy_step(const Tensor logits, Tensor tokens, Tensor counts, Tensor lengt
   step.next_ids = static_cast<int64_t*>(next_ids.data_ptr());
   step.max_new = static_cast<const int*>(max_new.data_ptr());
   step.eos = static_cast<const int64_t*>(eos.data_ptr());
-  step.num_eos = static_cast<int>(eos.numel());
+  step.num_eos = static_cast<int>(eos.size(-1));
+  step.eos_stride = eos.dim() == 2 ? step.num_eos : 0;
   step.pad_id = pad_id;
   check_launch(launch_greedy_step(args, step, current_stream(logits)), "greedy_step");
 }

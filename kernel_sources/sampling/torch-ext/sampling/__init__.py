@@ -1,8 +1,20 @@
 """The choice of the next token, with the bookkeeping of a decode loop."""
 
 from ._common.exports import unknown_name
+from .accept import accept_drafts
+from .logprobs import logprobs
 from .ops import argmax, greedy_step, workspace
+from .sample import record_prompt, sample_step, sample_workspace
 
-__all__ = ["argmax", "greedy_step", "workspace"]
+__all__ = [
+    "accept_drafts",
+    "argmax",
+    "greedy_step",
+    "logprobs",
+    "record_prompt",
+    "sample_step",
+    "sample_workspace",
+    "workspace",
+]
 
 __getattr__ = unknown_name("sampling", __all__)

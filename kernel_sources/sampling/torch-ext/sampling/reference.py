@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from . import choose
+
 
 def argmax(logits: torch.Tensor, workspace: torch.Tensor, out: torch.Tensor) -> None:
-    """Lowest index of the largest value; torch.argmax leaves the index among equals open."""
-    if logits.numel() == 0:
-        return
-    values = logits.float()
-    # A NaN is the largest of all; torch.amax returns NaN for a row that has one.
-    largest = values.amax(-1, keepdim=True)
-    is_largest = torch.where(largest.isnan(), values.isnan(), values == largest)
-    # argmax over 0 and 1 would be ambiguous again: count down from V at the candidates instead.
-    size = values.shape[-1]
-    countdown = torch.arange(size, 0, -1, device=values.device)
-    out.copy_(size - torch.where(is_largest, countdown, 0).amax(-1))
+    if logits.numel() > 0:
+        out.copy_(choose.largest(logits.float()))
 
 
 def greedy_step(
@@ -31,15 +24,144 @@ def greedy_step(
     pad_id: int,
     workspace: torch.Tensor,
 ) -> None:
-    chosen = torch.empty_like(next_ids)
-    argmax(logits, workspace, chosen)
-    limits = max_new.clamp(max=tokens.shape[1])
-    active = ~finished & (counts < limits)
+    if logits.numel() == 0:
+        return
+    chosen = choose.largest(logits.float())
+    active = _has_room(tokens, counts, finished, max_new)
+    _append(chosen, active, tokens, counts, lengths, finished, next_ids, eos, max_new, pad_id)
+
+
+def sample_step(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    lengths: torch.Tensor,
+    finished: torch.Tensor,
+    next_ids: torch.Tensor,
+    eos: torch.Tensor,
+    max_new: torch.Tensor,
+    *rest: torch.Tensor | int | None,
+) -> None:
+    *settings, pad_id, _workspace = rest
+    if logits.numel() == 0:
+        return
+    controls = choose.Controls(*settings)
+    chosen = choose.chosen(logits, controls, counts, lengths, eos)
+    active = _has_room(tokens, counts, finished, max_new)
+    _append(chosen, active, tokens, counts, lengths, finished, next_ids, eos, max_new, pad_id)
+    _count(controls.occurrences, chosen, active)
+
+
+def accept_drafts(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    lengths: torch.Tensor,
+    finished: torch.Tensor,
+    next_ids: torch.Tensor,
+    accepted: torch.Tensor,
+    eos: torch.Tensor,
+    max_new: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    *rest: torch.Tensor | int | None,
+) -> None:
+    *settings, pad_id, _workspace = rest
+    if logits.numel() == 0:
+        return
+    controls = choose.Controls(*settings)
+    accepted.zero_()
+    going = _has_room(tokens, counts, finished, max_new)
+    # A sequence that may not go on is finished; one that stops at a rejected draft is not.
+    finished.copy_(~going)
+    next_ids.masked_fill_(~going, pad_id)
+    for t in range(logits.shape[1]):
+        here = controls
+        if controls.allowed is not None:
+            here = choose.Controls(*settings)
+            here.allowed = controls.allowed[:, t]
+        draft = drafts[:, t] if t < drafts.shape[1] else torch.full_like(next_ids, -1)
+        probs = draft_probs[:, t] if draft_probs is not None and t < drafts.shape[1] else None
+        chosen = _verified(logits[:, t], draft, probs, here, counts, lengths, eos)
+        before = next_ids.clone(), finished.clone()
+        _append(chosen, going, tokens, counts, lengths, finished, next_ids, eos, max_new, pad_id)
+        for state, old in zip((next_ids, finished), before, strict=True):
+            state.copy_(torch.where(going, state, old))
+        _count(controls.occurrences, chosen, going)
+        accepted.add_(going)
+        going = going & (chosen == draft) & ~finished
+
+
+def _verified(
+    logits: torch.Tensor,
+    draft: torch.Tensor,
+    probs: torch.Tensor | None,
+    controls: choose.Controls,
+    counts: torch.Tensor,
+    positions: torch.Tensor,
+    eos: torch.Tensor,
+) -> torch.Tensor:
+    """The token of this place: equal to ``draft`` where the draft is accepted."""
+    chosen = choose.chosen(logits, controls, counts, positions, eos)
+    if probs is None:
+        return chosen
+    scores = choose.adjusted(logits, controls, counts, eos)
+    hot = choose.tempered(scores, controls)
+    applies = ~choose.is_greedy(controls) & (draft >= 0) & (draft < logits.shape[-1])
+    applies &= hot.amax(-1).isfinite()
+    verdict = choose.by_rejection(hot, controls, draft, probs, positions.long(), chosen)
+    return torch.where(applies, verdict, chosen)
+
+
+def logprobs(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    workspace: torch.Tensor,
+    chosen: torch.Tensor,
+    top_ids: torch.Tensor,
+    top: torch.Tensor,
+) -> None:
+    if logits.numel() == 0:
+        return
+    log_softmax = logits.float().log_softmax(-1)
+    inside = (ids >= 0) & (ids < logits.shape[-1])
+    value = log_softmax.gather(-1, torch.where(inside, ids, 0)[..., None])[..., 0]
+    chosen.copy_(torch.where(inside, value, -torch.inf))
+    # A stable sort keeps equal logits in the order of their ids; a NaN is the largest.
+    order = logits.float().sort(dim=-1, descending=True, stable=True).indices
+    order = order[..., : top.shape[-1]]
+    top_ids.copy_(order)
+    top.copy_(log_softmax.gather(-1, order))
+
+
+def _has_room(
+    tokens: torch.Tensor, counts: torch.Tensor, finished: torch.Tensor, max_new: torch.Tensor
+) -> torch.Tensor:
+    return ~finished & (counts < max_new.clamp(max=tokens.shape[1]))
+
+
+def _append(
+    chosen: torch.Tensor,
+    active: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    lengths: torch.Tensor,
+    finished: torch.Tensor,
+    next_ids: torch.Tensor,
+    eos: torch.Tensor,
+    max_new: torch.Tensor,
+    pad_id: int,
+) -> None:
     column = torch.arange(tokens.shape[1], device=tokens.device)
     here = active[:, None] & (column == counts[:, None])
     tokens.copy_(torch.where(here, chosen[:, None], tokens))
     next_ids.copy_(torch.where(active, chosen, pad_id))
     counts.add_(active)
     lengths.add_(active)
-    stops = torch.isin(chosen, eos) | (counts >= limits)
+    stops = (chosen[:, None] == eos).any(-1) | (counts >= max_new.clamp(max=tokens.shape[1]))
     finished.copy_(~active | stops)
+
+
+def _count(occurrences: torch.Tensor | None, chosen: torch.Tensor, active: torch.Tensor) -> None:
+    if occurrences is not None:
+        occurrences.scatter_add_(1, chosen[:, None], 2 * active[:, None].to(occurrences.dtype))
