@@ -28,7 +28,9 @@ def linear_operands(
     nothing = [None] * (3 - count)
     addend = cases.normal((rows, 24 * count), BF16, device, seed=5) if residual else None
     norm = (cases.normal((40,), BF16, device, seed=6), 1e-6, 1)
-    return (x, *weights, *nothing, *biases, *nothing, *norm, addend, 1, False, 0.5, 3.0, False)
+    plain = [None] * 3  # scales
+    end = (addend, 1, False, 0.5, 3.0, False)
+    return (x, *weights, *nothing, *plain, *biases, *nothing, *norm, *end)
 
 
 @pytest.mark.parametrize("fp32_out", [False, True])
@@ -58,7 +60,7 @@ def test_opcheck_embedding(family: ModuleType, device: str) -> None:
     ids = torch.tensor([3, 0, 19], device=device)
     torch.library.opcheck(operators(family).embedding, (ids, table, 2.0, False))
     out = torch.empty(3, 72, dtype=BF16, device=device)
-    torch.library.opcheck(operators(family).embedding_out, (out, ids, table, 2.0, False))
+    torch.library.opcheck(operators(family).embedding_out, (out, ids, table, None, 2.0, False))
 
 
 def test_meta_tensors(family: ModuleType) -> None:

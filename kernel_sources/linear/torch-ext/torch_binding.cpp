@@ -5,6 +5,7 @@
 
 #include "common/stable.h"
 #include "linear.h"
+#include "packed_embedding.h"
 #include "registration.h"
 
 namespace flashrt {
@@ -32,6 +33,36 @@ int64_t row_count(const Tensor& rows) {
   return rows.dim() == 2 ? rows.size(0) : rows.numel() / columns_of(rows);
 }
 int64_t row_stride(const MaybeTensor& rows) { return rows.has_value() ? row_stride(*rows) : 0; }
+
+WeightFormat weight_format(const Tensor& data) {
+  switch (data.scalar_type()) {
+    case ScalarType::Float8_e4m3fn:
+      return WeightFormat::kFP8;
+    case ScalarType::Char:
+      return WeightFormat::kINT8;
+    case ScalarType::Byte:
+      return WeightFormat::kNVFP4;
+    default:
+      return WeightFormat::kPlain;
+  }
+}
+
+// Rows of a weight: one scale each, or with a grid of scales (or none) those of its matrix.
+int64_t weight_rows(const Tensor& data, const MaybeTensor& scale) {
+  return scale.has_value() && scale->dim() == 1 ? scale->size(0) : data.size(0);
+}
+void check_tiles(const Tensor& data, WeightFormat format, const char* op) {
+  constexpr uintptr_t kAlignment = 16;
+  STD_TORCH_CHECK(format != WeightFormat::kNVFP4 ||
+                      reinterpret_cast<uintptr_t>(data.data_ptr()) % kAlignment == 0,
+                  op, ": nvfp4 data must start on a multiple of ", kAlignment, " bytes");
+}
+int64_t weight_stride(const Tensor& data, WeightFormat format) {
+  return format == WeightFormat::kNVFP4 ? 0 : data.stride(0);
+}
+int scale_columns(const MaybeTensor& scale) {
+  return scale.has_value() && scale->dim() == 2 ? static_cast<int>(scale->size(1)) : 0;
+}
 
 // A new contiguous tensor: the first `leading` dims of `like`, then `columns`. Much cheaper than a
 // call through the dispatcher.
@@ -120,7 +151,8 @@ void check_overlap(const Tensor& out, const MaybeTensor& residual_out, const Ten
 void linear_out(const Tensor& out, const MaybeTensor& residual_out, const MaybeTensor& branch,
                 const MaybeTensor& branch_norm_weight, double branch_norm_eps,
                 int64_t branch_norm_kind, const Tensor& x, const Tensor& w0, const MaybeTensor& w1,
-                const MaybeTensor& w2, const MaybeTensor& b0, const MaybeTensor& b1,
+                const MaybeTensor& w2, const MaybeTensor& scale0, const MaybeTensor& scale1,
+                const MaybeTensor& scale2, const MaybeTensor& b0, const MaybeTensor& b1,
                 const MaybeTensor& b2, const MaybeTensor& norm_weight, double norm_eps,
                 int64_t norm_kind, const MaybeTensor& residual, int64_t activation, bool gated,
                 double scale, double soft_cap, bool weights_static) {
@@ -133,16 +165,22 @@ void linear_out(const Tensor& out, const MaybeTensor& residual_out, const MaybeT
 
   const Tensor* const weights[3] = {&w0, w1.has_value() ? &*w1 : nullptr,
                                     w2.has_value() ? &*w2 : nullptr};
+  const MaybeTensor* const scales[3] = {&scale0, &scale1, &scale2};
   const MaybeTensor* const biases[3] = {&b0, &b1, &b2};
+  args.format = weight_format(w0);
+  args.scale_columns = scale_columns(scale0);
   for (const Tensor* weight : weights) {
     if (weight == nullptr) break;
     const int i = args.num_weights++;
     args.weight[i] = weight->data_ptr();
-    args.weight_stride[i] = weight->stride(0);
-    args.n[i] = static_cast<int>(weight->size(0));
+    check_tiles(*weight, args.format, "linear");
+    args.weight_stride[i] = weight_stride(*weight, args.format);
+    args.n[i] = static_cast<int>(weight_rows(*weight, *scales[i]));
+    args.weight_scale[i] = static_cast<const float*>(pointer_or_null(*scales[i]));
     args.bias[i] = pointer_or_null(*biases[i]);
   }
-  args.weight_col_stride = args.k == 1 ? 1 : w0.stride(1);
+  const bool plain = args.format == WeightFormat::kPlain;
+  args.weight_col_stride = args.k == 1 || !plain ? 1 : w0.stride(1);
 
   args.branch = pointer_or_null(branch);
   args.branch_stride = row_stride(branch);
@@ -168,42 +206,60 @@ void linear_out(const Tensor& out, const MaybeTensor& residual_out, const MaybeT
   args.weights_static = weights_static;
 
   const DeviceGuard guard(x.get_device_index());
-  check_launch(launch_linear(args, current_stream(x)), "linear");
+  const cudaError_t error = launch_linear(args, current_stream(x));
+  STD_TORCH_CHECK(error != cudaErrorNotSupported,
+                  "linear: this build has no kernel for quantised weights and 8 rows or fewer");
+  check_launch(error, "linear");
 }
 
 Tensor linear(const Tensor& x, const Tensor& w0, const MaybeTensor& w1, const MaybeTensor& w2,
+              const MaybeTensor& scale0, const MaybeTensor& scale1, const MaybeTensor& scale2,
               const MaybeTensor& b0, const MaybeTensor& b1, const MaybeTensor& b2,
               const MaybeTensor& norm_weight, double norm_eps, int64_t norm_kind,
               const MaybeTensor& residual, int64_t activation, bool gated, double scale,
               double soft_cap, bool weights_static, bool fp32_out) {
-  int64_t columns = w0.size(0);
+  int64_t columns = weight_rows(w0, scale0);
   if (!gated) {
-    if (w1.has_value()) columns += w1->size(0);
-    if (w2.has_value()) columns += w2->size(0);
+    if (w1.has_value()) columns += weight_rows(*w1, scale1);
+    if (w2.has_value()) columns += weight_rows(*w2, scale2);
   }
   const int32_t dtype = fp32_out ? aoti_torch_dtype_float32() : dtype_of(x);
   Tensor out = empty_rows(x, x.dim() - 1, columns, dtype);
-  linear_out(out, std::nullopt, std::nullopt, std::nullopt, 0.0, kNoNorm, x, w0, w1, w2, b0, b1, b2,
-             norm_weight, norm_eps, norm_kind, residual, activation, gated, scale, soft_cap,
-             weights_static);
+  linear_out(out, std::nullopt, std::nullopt, std::nullopt, 0.0, kNoNorm, x, w0, w1, w2, scale0,
+             scale1, scale2, b0, b1, b2, norm_weight, norm_eps, norm_kind, residual, activation,
+             gated, scale, soft_cap, weights_static);
   return out;
 }
 
-void embedding_out(const Tensor& out, const Tensor& ids, const Tensor& table, double scale,
-                   bool weights_static) {
+void embedding_out(const Tensor& out, const Tensor& ids, const Tensor& table,
+                   const MaybeTensor& table_scale, double scale, bool weights_static) {
   const int64_t num_ids = ids.numel();
   if (num_ids == 0) return;
   const DeviceGuard guard(table.get_device_index());
-  check_launch(launch_embedding(static_cast<const int64_t*>(ids.data_ptr()), table.data_ptr(),
-                                table.stride(0), out.data_ptr(), num_ids, table.size(0),
-                                static_cast<int>(table.size(1)), static_cast<float>(scale),
-                                element_type(table), weights_static, current_stream(table)),
+  const auto* id = static_cast<const int64_t*>(ids.data_ptr());
+  const int64_t vocab = weight_rows(table, table_scale);
+  const int columns = static_cast<int>(columns_of(out));
+  const auto factor = static_cast<float>(scale);
+  const WeightFormat format = weight_format(table);
+  const int64_t stride = weight_stride(table, format);
+  check_tiles(table, format, "embedding");
+  const cudaStream_t stream = current_stream(table);
+  if (!table_scale.has_value()) {
+    check_launch(launch_embedding(id, table.data_ptr(), stride, out.data_ptr(), num_ids, vocab,
+                                  columns, factor, element_type(table), weights_static, stream),
+                 "embedding");
+    return;
+  }
+  check_launch(launch_packed_embedding(
+                   id, table.data_ptr(), stride, static_cast<const float*>(table_scale->data_ptr()),
+                   scale_columns(table_scale), format, out.data_ptr(), num_ids, vocab, columns,
+                   factor, element_type(out), weights_static, stream),
                "embedding");
 }
 
 Tensor embedding(const Tensor& ids, const Tensor& table, double scale, bool weights_static) {
   Tensor out = empty_rows(ids, ids.dim(), table.size(1), dtype_of(table));
-  embedding_out(out, ids, table, scale, weights_static);
+  embedding_out(out, ids, table, std::nullopt, scale, weights_static);
   return out;
 }
 

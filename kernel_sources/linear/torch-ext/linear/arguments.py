@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from ._common import checks
+from .packed import PackedWeight
+from .packed_arguments import check_like, check_packed, check_vector
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -55,6 +57,9 @@ def check_weights(
     """``weights[i] [N_i, K]`` of one column stride, ``biases[i] [N_i]``; returns the sum of N_i."""
     dtype, device, total = x.dtype, x.device, 0
     for i, weight in enumerate(weights):
+        if not isinstance(weight, torch.Tensor):
+            rule = f"be a tensor, as {names[0][0]} is" if i > 0 else "be a tensor or PackedWeight"
+            checks.fail(op, names[0][i], rule, type(weight).__name__)
         shape = weight.shape
         if len(shape) != 2 or shape[1] != k or shape[0] == 0:
             checks.fail(op, names[0][i], f"have shape (N, {k}) with N at least 1", tuple(shape))
@@ -70,21 +75,33 @@ def check_weights(
     return total
 
 
-def check_table(op: str, table: torch.Tensor) -> None:
-    """An embedding table ``[V, D]`` with unit stride along D."""
-    if table.dim() != 2 or table.shape[0] == 0 or table.shape[1] == 0:
-        checks.fail(op, "table", "have shape (V, D), both at least 1", tuple(table.shape))
-    checks.dtype_in(op, "table", table, _DTYPES)
-    checks.unit_stride(op, "table", table)
+def check_table(
+    op: str,
+    table: torch.Tensor | PackedWeight,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+) -> torch.dtype:
+    """An embedding table ``[V, D]``, plain with unit stride along D or quantised.
 
-
-def check_vector(op: str, name: str, vector: torch.Tensor, size: int, x: torch.Tensor) -> None:
-    """A contiguous ``[size]`` with the dtype and device of ``x``."""
-    if vector.shape != (size,) or not vector.is_contiguous():
-        checks.shape_is(op, name, vector, (size,))
-        checks.contiguous(op, name, vector)
-    if vector.dtype is not x.dtype or vector.device != x.device:
-        check_like(op, name, vector, x)
+    Returns:
+        The dtype of the result: the table's own, or what ``out_dtype`` or ``out`` asks for.
+    """
+    if isinstance(table, PackedWeight):
+        check_packed(op, "table", table, table.data.device)
+        allowed: tuple[torch.dtype, ...] = _DTYPES
+        if out_dtype is None and out is not None:
+            checks.dtype_in(op, "out", out, allowed)
+            return out.dtype
+    else:
+        if table.dim() != 2 or table.shape[0] == 0 or table.shape[1] == 0:
+            checks.fail(op, "table", "have shape (V, D), both at least 1", tuple(table.shape))
+        checks.dtype_in(op, "table", table, _DTYPES)
+        checks.unit_stride(op, "table", table)
+        allowed = (table.dtype,)
+    if out_dtype is not None and out_dtype not in allowed:
+        names = " or ".join(checks.short_dtype(dtype) for dtype in allowed)
+        checks.fail(op, "out_dtype", f"be {names}", checks.short_dtype(out_dtype))
+    return out_dtype or allowed[0]
 
 
 def operand_rows(
@@ -158,14 +175,6 @@ def branch_rows(
         checks.fail(op, "residual_out", "be given with branch (torch.empty_like(x))", None)
     rows = operand_rows(op, "branch", branch, x, x.shape)
     return rows, output_rows(op, "residual_out", residual_out, x, x.shape, x.dtype)
-
-
-def check_like(op: str, name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    """The dtype and device of ``x``."""
-    if tensor.dtype != x.dtype:
-        checks.dtype_in(op, name, tensor, (x.dtype,))
-    if tensor.device != x.device:
-        checks.same_device(op, name, tensor, x.device)
 
 
 def _mergeable(tensor: torch.Tensor) -> bool:

@@ -6,18 +6,18 @@ dtype of the output, in place, fused with the product where torch offers that (b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 
-from . import reference
+from . import packed_products, reference
 from ._common.activations import apply_activation
 
 
 def apply(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor | None],
     prologue: tuple[
         torch.Tensor | None,
@@ -31,10 +31,14 @@ def apply(
     epilogue: tuple[torch.Tensor | None, int, bool, float, float],
     dtype: torch.dtype,
     out: torch.Tensor | None,
+    element: torch.dtype,
+    input_scale: torch.Tensor | None,
 ) -> list[torch.Tensor]:
     """The function of csrc/linear.h for any number of rows, also none.
 
     Args:
+        x: of dtype ``element``, or E4M3 with ``input_scale`` and no prologue.
+        weights, scales: plain weights and None, or ``data`` and ``scale`` of quantised ones.
         prologue: branch, its norm's weight and eps, residual_out, norm weight and eps, norm kind.
         epilogue: residual, activation number, gated, scale, soft cap (0: none).
 
@@ -50,7 +54,21 @@ def apply(
         _matrix(residual_out).copy_(x)
     if norm_weight is not None:
         x = reference.rms_norm(x, norm_weight, norm_eps, kind)
-    results = _products(x, weights, biases, epilogue, dtype)
+    if scales[0] is None:
+        results = _results(
+            lambda i: packed_products.plain_product(x, weights[i], biases[i], dtype),
+            len(weights),
+            epilogue,
+            (x, weights[0]) if biases[0] is None and dtype != torch.float32 else None,
+        )
+    else:
+        x, x_scale = packed_products.prepare(x, input_scale, weights, scales, element)
+        results = _results(
+            lambda i: packed_products.product(x, x_scale, weights[i], scales[i], biases[i], dtype),
+            len(weights),
+            epilogue,
+            None,
+        )
     if out is not None:
         columns = _matrix(out).split([result.shape[1] for result in results], dim=1)
         for column, result in zip(columns, results, strict=True):
@@ -62,40 +80,29 @@ def _matrix(rows: torch.Tensor) -> torch.Tensor:
     return rows if rows.dim() == 2 else rows.view(-1, rows.shape[-1])
 
 
-def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fp32_out: bool
-) -> torch.Tensor:
-    """``x @ weight.T + bias``, rounded to fp32 or to the dtype of x."""
-    if not fp32_out or x.dtype == torch.float32:
-        return F.linear(x, weight, bias)
-    if x.is_cuda:
-        y = torch.mm(x, weight.t(), out_dtype=torch.float32)
-    else:
-        y = F.linear(x.float(), weight.float())
-    return y if bias is None else y + bias
-
-
-def _products(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
+def _results(
+    product: Callable[[int], torch.Tensor],
+    count: int,
     epilogue: tuple[torch.Tensor | None, int, bool, float, float],
-    dtype: torch.dtype,
+    factors: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> list[torch.Tensor]:
-    """Steps 3 to 5 of csrc/linear.h; a residual comes with one weight only."""
+    """Steps 3 to 5 of csrc/linear.h; a residual comes with one weight only.
+
+    Args:
+        product: ``x @ W_i.T + bias_i`` for each i up to ``count``.
+        factors: x and the weight where the product is nothing but theirs.
+    """
     residual, activation, gated, scale, soft_cap = epilogue
-    fp32_out = dtype == torch.float32
     if residual is not None:
         residual = _matrix(residual)
     if gated:
-        y = apply_activation(_product(x, weights[0], biases[0], fp32_out), activation)
-        return [y.mul_(_product(x, weights[1], biases[1], fp32_out))]
-    plain = activation == 0 and not soft_cap and not fp32_out and biases[0] is None
-    if residual is not None and plain:
-        return [torch.addmm(residual, x, weights[0].t(), alpha=scale)]
+        return [apply_activation(product(0), activation).mul_(product(1))]
+    if residual is not None and factors is not None and activation == 0 and not soft_cap:
+        x, weight = factors
+        return [torch.addmm(residual, x, weight.t(), alpha=scale)]
     results = []
-    for weight, bias in zip(weights, biases, strict=True):
-        y = apply_activation(_product(x, weight, bias, fp32_out), activation)
+    for i in range(count):
+        y = apply_activation(product(i), activation)
         if scale != 1.0:
             y = y.mul_(scale)
         if soft_cap:

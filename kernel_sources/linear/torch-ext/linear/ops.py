@@ -9,6 +9,7 @@ import torch
 from . import arguments
 from ._common import checks
 from ._common.activations import activation_number
+from .packed import PackedWeight
 from .route import apply
 from .schema import ops
 
@@ -22,7 +23,7 @@ _NO_EPILOGUE = (None, 0, False, 1.0, 0.0)
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | PackedWeight,
     bias: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
@@ -36,6 +37,7 @@ def linear(
     branch_norm_weight: torch.Tensor | None = None,
     branch_norm_eps: float | None = None,
     residual_out: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     weights_static: bool = False,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
@@ -48,15 +50,25 @@ def linear(
     ``r = x + branch_norm(branch)``, which is also written to ``residual_out``. What is not given is
     left out. Odd sizes and any strides of ``weight`` are allowed, the latter at a lower speed.
 
+    Up to 8 rows, a quantised weight is multiplied in its exact values, each sum then by its scale.
+    More rows: FP8 with a scale for each row of W runs as E4M3 times E4M3 where the GPU can (compute
+    capability 8.9, N and K multiples of 16); otherwise W is rounded to the dtype of ``x`` first.
+
     Args:
         x: ``[..., K]`` bf16 or fp16, on the CPU also fp32; unit stride along K. ``...`` is M rows.
-        weight: ``[N, K]``, dtype of ``x``; ``bias``: ``[N]``.
+            With FP8 weights and no norm or branch also float8_e4m3fn with ``input_scale``; it is
+            multiplied as it is where the product runs in E4M3, else first rounded to the dtype of
+            the result (16 bits if that is fp32).
+        weight: ``[N, K]``, dtype of ``x``, or a ``PackedWeight``; ``bias``: ``[N]``.
         residual: ``[..., N]``, dtype of ``x``; may be ``out`` itself.
         activation: identity, silu, gelu, gelu_tanh, quick_gelu, relu, relu2, sigmoid or tanh.
         scale: factor after the activation; ``soft_cap``: bound above 0 on the scaled value.
         norm_weight, branch_norm_weight: ``[K]``, each with its eps (in units of ``x**2``);
             ``norm_zero_centered`` holds for both.
         branch, residual_out: ``[..., K]``, given together; ``residual_out`` overlaps no input.
+        input_scale: with FP8 weights, fp32 ``[1]``: the scale of ``x`` after its norm where the
+            product runs in E4M3; by default each row has its own, ``max(abs(row)) / 448``. With an
+            E4M3 ``x``: its scale, ``[1]`` or ``[M]``.
         weights_static: no running work writes weight, bias or norm weights, so that they may be
             read before the preceding kernel ends. True is for captured steps.
         out_dtype: dtype of ``x`` (the default) or fp32; ``out``: ``[..., N]`` of that dtype.
@@ -81,14 +93,25 @@ def linear(
     epilogue = (residual, number, False, scale, soft_cap or 0.0)
     names = ("weight",), ("bias",)
     [result] = apply(
-        "linear", x, (weight,), (bias,), names, norm, add, epilogue, weights_static, out_dtype, out
+        "linear",
+        x,
+        (weight,),
+        (bias,),
+        names,
+        norm,
+        add,
+        epilogue,
+        weights_static,
+        out_dtype,
+        out,
+        input_scale,
     )
     return result
 
 
 def linear_split(
     x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor | PackedWeight],
     biases: Sequence[torch.Tensor | None] | None = None,
     *,
     norm_weight: torch.Tensor | None = None,
@@ -98,6 +121,7 @@ def linear_split(
     branch_norm_weight: torch.Tensor | None = None,
     branch_norm_eps: float | None = None,
     residual_out: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     weights_static: bool = False,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
@@ -106,8 +130,8 @@ def linear_split(
 
     Args:
         x: ``[..., K]`` as in ``linear``, like everything that is not named here.
-        weights: one to three ``[N_i, K]`` of one column stride; ``biases``: as many ``[N_i]``, each
-            perhaps None.
+        weights: one to three ``[N_i, K]`` of one column stride, or as many ``PackedWeight`` of one
+            format; ``biases``: as many ``[N_i]``, each perhaps None.
         out: ``[..., N_0 + N_1 + N_2]``; the results are then its columns.
 
     Returns:
@@ -117,6 +141,8 @@ def linear_split(
     """
     if biases is None:
         biases = (None,) * len(weights)
+    if isinstance(weights, PackedWeight):
+        checks.fail("linear_split", "weights", "be a list of weights", "one PackedWeight")
     if not 1 <= len(weights) <= 3:
         checks.fail("linear_split", "weights", "be one to three tensors", len(weights))
     if len(biases) != len(weights):
@@ -135,6 +161,7 @@ def linear_split(
         weights_static,
         out_dtype,
         out,
+        input_scale,
     )
     if len(results) == len(weights):
         return tuple(results)
@@ -143,8 +170,8 @@ def linear_split(
 
 def gated_linear(
     x: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
+    gate: torch.Tensor | PackedWeight,
+    up: torch.Tensor | PackedWeight,
     gate_bias: torch.Tensor | None = None,
     up_bias: torch.Tensor | None = None,
     *,
@@ -156,6 +183,7 @@ def gated_linear(
     branch_norm_weight: torch.Tensor | None = None,
     branch_norm_eps: float | None = None,
     residual_out: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     weights_static: bool = False,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
@@ -164,8 +192,8 @@ def gated_linear(
 
     Args:
         x: ``[..., K]`` as in ``linear``, like everything that is not named here.
-        gate, up: ``[N, K]`` of one column stride (halves of one packed weight are fine);
-            ``gate_bias``, ``up_bias``: ``[N]``.
+        gate, up: ``[N, K]`` of one column stride (halves of one tensor are fine), or both a
+            ``PackedWeight`` of one format; ``gate_bias``, ``up_bias``: ``[N]``.
         activation: as in ``linear``.
 
     Returns:
@@ -192,16 +220,18 @@ def gated_linear(
         weights_static,
         out_dtype,
         out,
+        input_scale,
     )
     return result
 
 
 def embedding(
     ids: torch.Tensor,
-    table: torch.Tensor,
+    table: torch.Tensor | PackedWeight,
     *,
     scale: float = 1.0,
     weights_static: bool = False,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``out[..., :] = scale * table[ids[...], :]``, rounded once.
@@ -209,10 +239,12 @@ def embedding(
     Args:
         ids: ``[...]`` int64, in ``[0, V)``. Outside, CUDA gives a row of NaN (a captured graph
             cannot raise) and the CPU raises IndexError.
-        table: ``[V, D]`` bf16, fp16 or fp32, unit stride along D.
+        table: ``[V, D]`` bf16, fp16 or fp32, unit stride along D; or a ``PackedWeight`` of that
+            shape, whose rows are dequantised in fp32.
         scale: factor in fp32. Models that keep it in the table's dtype round it first.
         weights_static: no running work writes ``table``, see ``linear``.
-        out: ``[..., D]`` contiguous, dtype of ``table``.
+        out_dtype: of a quantised table's rows, bf16 (the default), fp16 or fp32.
+        out: ``[..., D]`` contiguous, dtype of ``table``, or of ``out_dtype`` if that is given.
 
     Returns:
         ``[..., D]``, ``out`` if given.
@@ -224,14 +256,19 @@ def embedding(
     op = "embedding"
     if ids.dtype != torch.int64:
         checks.dtype_in(op, "ids", ids, (torch.int64,))
-    arguments.check_table(op, table)
-    checks.same_device(op, "ids", ids, table.device)
-    checks.inference_only(op, table)
+    packed = isinstance(table, PackedWeight)
+    dtype = arguments.check_table(op, table, out_dtype, out)
+    data, table_scale = (table.data, table.scale) if packed else (table, None)
+    checks.same_device(op, "ids", ids, data.device)
+    checks.inference_only(op, data, table_scale)
     if not ids.is_contiguous():
         ids = ids.contiguous()
+    if out is None and not packed:
+        return ops.embedding(ids, data, scale, weights_static)
+    shape = (*ids.shape, table.shape[1])
     if out is None:
-        return ops.embedding(ids, table, scale, weights_static)
-    checks.output(op, "out", out, (*ids.shape, table.shape[1]), table.dtype, table.device)
+        out = torch.empty(shape, dtype=dtype, device=data.device)
+    checks.output(op, "out", out, shape, dtype, data.device)
     checks.contiguous(op, "out", out)
-    ops.embedding_out(out, ids, table, scale, weights_static)
+    ops.embedding_out(out, ids, data, table_scale, scale, weights_static)
     return out

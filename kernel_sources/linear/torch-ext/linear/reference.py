@@ -7,11 +7,10 @@ depend on the rows beside it: torch picks other instructions for other shapes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
+from . import packed
 from ._common.activations import apply_activation
 from .overlap import check_overlap
 
@@ -42,17 +41,25 @@ def add_branch(
 
 
 def _products(
-    rows: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None
+    rows: list[torch.Tensor],
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """``row @ weight.T + bias`` in fp32, for each row."""
-    blocks: Sequence[torch.Tensor] = (weight,)
-    if weight.dtype != torch.float32:
-        blocks = weight.split(max(1, _BLOCK_ELEMENTS // weight.shape[1]))
+    """``row @ weight.T + bias`` in fp32, for each row; a scale for each row of W comes after."""
+    n, k = packed.row_count(weight, scale), rows[0].shape[0]
+    step = n if weight.dtype == torch.float32 else max(1, _BLOCK_ELEMENTS // k)
     parts = []
-    for block in blocks:
-        wide = block.float()
+    for first in range(0, n, step):
+        if scale is None:
+            wide = weight[first : first + step].float()
+        else:
+            block = torch.arange(first, min(first + step, n))
+            wide = packed.values(weight, scale, block, k)
         parts.append([F.linear(row, wide) for row in rows])
     products = [torch.cat(row_parts) for row_parts in zip(*parts, strict=True)]
+    if scale is not None and scale.dim() == 1:
+        products = [y * scale for y in products]
     return products if bias is None else [y + bias.float() for y in products]
 
 
@@ -61,6 +68,9 @@ def linear(
     w0: torch.Tensor,
     w1: torch.Tensor | None,
     w2: torch.Tensor | None,
+    scale0: torch.Tensor | None,
+    scale1: torch.Tensor | None,
+    scale2: torch.Tensor | None,
     b0: torch.Tensor | None,
     b1: torch.Tensor | None,
     b2: torch.Tensor | None,
@@ -83,8 +93,12 @@ def linear(
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, norm_eps, norm_kind)
     inputs = [row.clone() for row in x.float()]  # each aligned like every other
-    pairs = ((w0, b0), (w1, b1), (w2, b2))
-    products = [_products(inputs, weight, bias) for weight, bias in pairs if weight is not None]
+    operands = ((w0, scale0, b0), (w1, scale1, b1), (w2, scale2, b2))
+    products = [
+        _products(inputs, weight, weight_scale, bias)
+        for weight, weight_scale, bias in operands
+        if weight is not None
+    ]
     rows = []
     for m, parts in enumerate(zip(*products, strict=True)):
         if gated:
@@ -111,6 +125,9 @@ def linear_out(
     w0: torch.Tensor,
     w1: torch.Tensor | None,
     w2: torch.Tensor | None,
+    scale0: torch.Tensor | None,
+    scale1: torch.Tensor | None,
+    scale2: torch.Tensor | None,
     b0: torch.Tensor | None,
     b1: torch.Tensor | None,
     b2: torch.Tensor | None,
@@ -135,6 +152,9 @@ def linear_out(
         w0,
         w1,
         w2,
+        scale0,
+        scale1,
+        scale2,
         b0,
         b1,
         b2,
@@ -161,7 +181,19 @@ def embedding(
 
 
 def embedding_out(
-    out: torch.Tensor, ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
+    out: torch.Tensor,
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    table_scale: torch.Tensor | None,
+    scale: float,
+    weights_static: bool,
 ) -> None:
-    """``embedding`` into ``out [..., D]``."""
-    out.copy_(embedding(ids, table, scale, weights_static))
+    """``embedding`` into ``out [..., D]``, which has its own dtype where the table is quantised."""
+    if table_scale is None:
+        out.copy_(embedding(ids, table, scale, weights_static))
+        return
+    count = packed.row_count(table, table_scale)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise IndexError(f"embedding: ids must be in [0, {count})")
+    rows = packed.dequantized(table, table_scale, ids.reshape(-1), out.shape[-1])
+    out.copy_((rows if scale == 1.0 else rows * scale).view(out.shape))

@@ -10,8 +10,10 @@ from typing import TypeAlias
 
 import torch
 
-from . import arguments, many_rows
+from . import arguments, many_rows, packed_arguments
 from ._common import checks
+from .packed import FP8, PackedWeight
+from .packed_products import dequantize_rows
 from .reference import NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM
 from .schema import ops
 
@@ -25,7 +27,7 @@ Maybe: TypeAlias = "torch.Tensor | None"
 def apply(
     op: str,
     x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor | PackedWeight],
     biases: Sequence[Maybe],
     names: tuple[Sequence[str], Sequence[str]],
     norm: tuple[Maybe, float | None, bool],
@@ -34,6 +36,7 @@ def apply(
     weights_static: bool,
     out_dtype: torch.dtype | None,
     out: Maybe,
+    input_scale: Maybe,
 ) -> Sequence[torch.Tensor]:
     """Check everything and compute.
 
@@ -50,10 +53,26 @@ def apply(
     branch, branch_norm_weight, branch_norm_eps, residual_out = add
     residual, activation, gated, scale, soft_cap = epilogue
 
-    k = arguments.check_input(op, x)
-    n = arguments.check_weights(op, x, k, weights, biases, names)
+    quantized = None  # x, where it comes as E4M3 and more rows than the kernel takes
+    if x.dtype is FP8:
+        prologue = (norm_weight, norm_eps, *add)
+        k = packed_arguments.check_quantized_input(op, x, prologue)
+        packed_arguments.check_input_scale(op, x, input_scale, weights)
+        element = packed_arguments.element_dtype(x, out_dtype, (out, residual, *biases))
+        x, quantized = _quantized_input(x, input_scale, element)
+    else:
+        k = arguments.check_input(op, x)
+        if input_scale is not None:
+            packed_arguments.check_input_scale(op, x, input_scale, weights)
+    scales: Sequence[Maybe] = (None, None, None)
+    if isinstance(weights[0], PackedWeight):
+        n = packed_arguments.check_packed_weights(op, x, k, weights, biases, names)
+        scales = [weight.scale for weight in weights]
+        weights = [weight.data for weight in weights]
+    else:
+        n = arguments.check_weights(op, x, k, weights, biases, names)
     if torch.is_grad_enabled():
-        inputs = (x, *weights, *biases, norm_weight, branch, branch_norm_weight, residual)
+        inputs = (x, *weights, *scales, *biases, norm_weight, branch, branch_norm_weight, residual)
         checks.inference_only(op, *inputs)
     if not (norm_weight is norm_eps is None):
         arguments.check_norm(op, "norm", norm_weight, norm_eps, x)
@@ -75,12 +94,13 @@ def apply(
     kind = ZERO_CENTERED_RMS_NORM if zero_centered else RMS_NORM
     norm_eps = norm_eps or 0.0
     branch_args = (branch, branch_norm_weight, branch_norm_eps or 0.0)
-    rows = arguments.rows_of(x)
+    rows = arguments.rows_of(x) if quantized is None else quantized
     results: Sequence[torch.Tensor]
-    if 0 < x.numel() <= MAX_ROWS * k and k <= MAX_COLUMNS:
+    if quantized is None and 0 < x.numel() <= MAX_ROWS * k and k <= MAX_COLUMNS:
         operands = (
             rows,
             *_three(weights),
+            *_three(scales),
             *_three(biases),
             norm_weight,
             norm_eps,
@@ -103,12 +123,36 @@ def apply(
     else:
         prologue = (*branch_args, residual_out, norm_weight, norm_eps, kind)
         epilogue = (residual, activation, gated, scale, soft_cap)
-        results = many_rows.apply(rows, weights, biases, prologue, epilogue, dtype, target)
+        results = many_rows.apply(
+            rows,
+            weights,
+            scales,
+            biases,
+            prologue,
+            epilogue,
+            dtype,
+            target,
+            x.dtype,
+            input_scale,
+        )
     if out is not None:
         return (out,)
     if results[0].dim() == x.dim():
         return results
     return [result.view(*x.shape[:-1], result.shape[-1]) for result in results]
+
+
+def _quantized_input(
+    x: torch.Tensor, scale: torch.Tensor, element: torch.dtype
+) -> tuple[torch.Tensor, Maybe]:
+    """Few rows of E4M3 in the dtype ``element``, or what stands for many rows, and those rows.
+
+    What stands for them has their shape, device and dtype ``element``, and no memory of its own.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.shape[0] <= MAX_ROWS:
+        return dequantize_rows(rows, scale, element).view(x.shape), None
+    return torch.empty((), dtype=element, device=x.device).expand(x.shape), rows
 
 
 def _three(tensors: Sequence[Maybe]) -> tuple[Maybe, Maybe, Maybe]:

@@ -1,4 +1,8 @@
-"""The operators: schemas, CPU implementations and fakes. CUDA is in torch_binding.cpp."""
+"""The operators: schemas, CPU implementations and fakes. CUDA is in torch_binding.cpp.
+
+A weight is plain (its scale is None) or the data and scale of a ``packed.PackedWeight``; K is that
+of ``x``, or of ``out`` for a table.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ import torch
 
 from . import reference
 from ._ops import add_op_namespace_prefix, ops
+from .packed import row_count
 
 __all__ = ["ops"]
 
 _INPUTS = (
-    "Tensor x, Tensor w0, Tensor? w1, Tensor? w2, Tensor? b0, Tensor? b1, Tensor? b2, "
+    "Tensor x, Tensor w0, Tensor? w1, Tensor? w2, "
+    "Tensor? scale0, Tensor? scale1, Tensor? scale2, Tensor? b0, Tensor? b1, Tensor? b2, "
     "Tensor? norm_weight, float norm_eps, int norm_kind, "
     "Tensor? residual, int activation, bool gated, float scale, float soft_cap, bool weights_static"
 )
@@ -21,8 +27,8 @@ _LIB.define(f"linear({_INPUTS}, bool fp32_out) -> Tensor")
 _LIB.define(f"linear_out(Tensor(a!) out, Tensor(b!)? residual_out, {_BRANCH}, {_INPUTS}) -> ()")
 _LIB.define("embedding(Tensor ids, Tensor table, float scale, bool weights_static) -> Tensor")
 _LIB.define(
-    "embedding_out(Tensor(a!) out, Tensor ids, Tensor table, float scale, bool weights_static) "
-    "-> ()"
+    "embedding_out(Tensor(a!) out, Tensor ids, Tensor table, Tensor? table_scale, float scale, "
+    "bool weights_static) -> ()"
 )
 _LIB.impl("linear", reference.linear, "CPU")
 _LIB.impl("linear_out", reference.linear_out, "CPU")
@@ -36,6 +42,9 @@ def _linear_fake(  # the schema's arguments
     w0: torch.Tensor,
     w1: torch.Tensor | None,
     w2: torch.Tensor | None,
+    scale0: torch.Tensor | None,
+    scale1: torch.Tensor | None,
+    scale2: torch.Tensor | None,
     b0: torch.Tensor | None,
     b1: torch.Tensor | None,
     b2: torch.Tensor | None,
@@ -50,9 +59,10 @@ def _linear_fake(  # the schema's arguments
     weights_static: bool,
     fp32_out: bool,
 ) -> torch.Tensor:
-    columns = w0.shape[0]
+    columns = row_count(w0, scale0)
     if not gated:
-        columns = sum(weight.shape[0] for weight in (w0, w1, w2) if weight is not None)
+        pairs = ((w0, scale0), (w1, scale1), (w2, scale2))
+        columns = sum(row_count(weight, scales) for weight, scales in pairs if weight is not None)
     return x.new_empty((*x.shape[:-1], columns), dtype=torch.float32 if fp32_out else x.dtype)
 
 
