@@ -55,11 +55,12 @@ inline bool merge_rows(const int64_t* sizes, const int64_t* strides, int count, 
   return true;
 }
 
-// Whether every row starts on a 16-byte boundary.
-inline bool rows_aligned(const void* pointer, const Rows& rows, int64_t element_bytes) {
+// Whether every row starts on a multiple of `boundary` bytes, a power of two.
+inline bool rows_aligned(const void* pointer, const Rows& rows, int64_t element_bytes,
+                         int64_t boundary = 16) {
   int64_t bits = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer));
   for (int dim = 0; dim < rows.dims; ++dim) bits |= rows.stride[dim] * element_bytes;
-  return bits % 16 == 0;
+  return bits % boundary == 0;
 }
 
 }  // namespace flashrt

@@ -1,0 +1,1 @@
+"""What all kernel families share: edit kernel_sources/common, then `flash-rt kernels sync`."""

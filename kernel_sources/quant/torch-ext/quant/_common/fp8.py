@@ -1,0 +1,45 @@
+"""FP8 E4M3 in plain torch: the scale of a row, and rounding to nearest even that saturates.
+
+Source: Micikevicius et al. 2022, arXiv:2209.05433, table 1 (E4M3: at most 448, one NaN a sign, no
+infinity).
+"""
+
+from __future__ import annotations
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+SMALLEST_SCALE = 2.0**-126  # the smallest normal fp32: a scale is never 0 and never loses bits
+
+
+def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
+    """``max(abs(values), dim=-1)`` in fp32, 0 for an empty last dim; a NaN makes it NaN."""
+    if values.shape[-1] == 0:
+        return values.new_zeros(values.shape[:-1], dtype=torch.float32)
+    low, high = torch.aminmax(values, dim=-1)
+    return torch.maximum(low.abs(), high.abs()).float()
+
+
+def scale_of(magnitude: torch.Tensor, largest: float = FP8_MAX) -> torch.Tensor:
+    """``magnitude / largest``, at least 2**-126; 1 for 0 and NaN for what is not finite."""
+    scale = (magnitude / largest).clamp(min=SMALLEST_SCALE)
+    scale = torch.where(magnitude == 0, torch.ones_like(scale), scale)
+    return torch.where(magnitude.isfinite(), scale, torch.full_like(scale, torch.nan))
+
+
+def to_fp8(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """``values / scale`` (fp32) to the nearest E4M3, ties to even, at most +-448; NaN is 0x7f."""
+    quotient = values.float() / scale
+    quotient = torch.where(quotient.isnan(), torch.nan, quotient)  # one NaN, whatever its sign
+    return quotient.clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def quantize_rows_fp8(
+    values: torch.Tensor, static_scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """E4M3 of ``values`` and the scale used: the given one, or ``max(abs(row)) / 448`` per row."""
+    if static_scale is not None:
+        return to_fp8(values, static_scale.reshape(())), static_scale
+    scale = scale_of(largest_magnitude(values))
+    return to_fp8(values, scale.unsqueeze(-1)), scale
