@@ -1,8 +1,8 @@
 """FlashRT: one request, fast, on one GPU.
 
 ``flash_rt.structures`` attaches fused kernels to unmodified models; ``flash_rt.flashrt_hf`` is the
-product on top of it. Importing this package makes the local kernel builds visible to the
-``kernels`` library of this process.
+product on top of it, and ``flash_rt.load_model`` its front door. Importing this package makes the
+local kernel builds visible to the ``kernels`` library of this process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from flash_rt.flashrt_hf.kernels import resolver
 
 if TYPE_CHECKING:
     from flash_rt import flashrt_hf, structures
+    from flash_rt.flashrt_hf.load import load_model
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "flashrt_hf", "structures"]
+__all__ = ["__version__", "flashrt_hf", "load_model", "structures"]
 
 _SUBMODULES = ("flashrt_hf", "structures")
 
@@ -28,6 +29,8 @@ kernel_loader.load = resolver.load
 def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
         return importlib.import_module(f"flash_rt.{name}")
+    if name == "load_model":
+        return importlib.import_module("flash_rt.flashrt_hf.load").load_model
     raise AttributeError(f"module 'flash_rt' has no attribute {name!r}")
 
 

@@ -1,0 +1,223 @@
+"""``load_model``: one line from a name to an attached model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from flash_rt import structures
+from flash_rt.structures.plan import _checked_precision
+
+from ..host import DTYPES, default_device, default_dtype
+from . import memory
+from .architecture import model_class, read_config
+from .files import WHERE, Weights, check_safetensors
+from .handle import Handle
+from .hub import Hub
+from .module_handle import ModuleHandle
+from .preprocessing import load_processor, load_tokenizer
+from .progress import progress_bars
+from .source import Source, find
+from .text_handle import DEFAULT_LEN, TextHandle
+from .vision_handle import VisionLanguageHandle
+from .weights import load_weights
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def load_model(
+    model: str | Path | nn.Module,
+    *,
+    precision: str = "auto",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    max_len: int | None = None,
+    attach: bool = True,
+    gguf_file: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    local_files_only: bool = False,
+    cache_dir: Path | str | None = None,
+    token: str | bool | None = None,
+    tokenizer: Any = None,
+    processor: Any = None,
+    progress: bool = True,
+) -> Any:
+    """Load a model, attach FlashRT to it, and return a handle.
+
+    Args:
+        model: a folder with ``config.json`` and safetensors, a GGUF file (dequantised), a Hub id
+            ``organisation/name``, or an ``nn.Module`` in evaluation mode, which stays yours.
+        precision: see ``structures.attach``.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``; None takes the first GPU, else the CPU, and
+            leaves a module where it is.
+        dtype: what the weights are cast to; None takes the checkpoint's own (of a GGUF file BF16
+            on a GPU and fp32 on a CPU).
+        max_len: most positions of prompt and answer together; None takes the model's limit, and
+            lets the cache grow with the requests.
+        attach: False leaves the host as it is, so that ``structures.attach(handle)`` can come
+            later, or never.
+        gguf_file: the file to read in a folder or repository that has several.
+        revision: branch, tag or commit on the Hub.
+        trust_remote_code: run the Python files of the checkpoint, with your rights.
+        local_files_only: never ask the Hub; ``HF_HUB_OFFLINE=1`` says the same for a process.
+        cache_dir, token: of the Hub, as in ``from_pretrained``.
+        tokenizer, processor: used in the place of the checkpoint's own.
+        progress: whether downloads and loading draw a bar on standard error.
+
+    Returns:
+        ``TextHandle`` for a model that generates text, ``VisionLanguageHandle`` for one that also
+        takes images, ``ModuleHandle`` for everything else.
+
+    Raises:
+        FileNotFoundError: no such folder, file, model or revision, or no weights in it.
+        ValueError: a name without an organisation, weights in another format than safetensors, a
+            corrupt file, an architecture that is not known, code that was not asked for, or an
+            argument out of its range.
+        MemoryError: weights, cache and workspace are more than the device has free; nothing has
+            been loaded then.
+        KernelUnavailable: no kernel family can be loaded on this device.
+    """
+    _checked_precision(precision)
+    if max_len is not None and max_len < 2:
+        raise ValueError(f"{WHERE}: max_len must be at least 2, got {max_len}")
+    place, kind = _device(device), _dtype(dtype)
+    name = str(model)
+    if isinstance(model, nn.Module):
+        host: nn.Module = model.to(device=place, dtype=kind)
+        name = type(model).__name__
+        if model.training:
+            raise ValueError(f"{WHERE}: model must be in evaluation mode; call model.eval() first")
+    else:
+        request = _Request(
+            precision=precision,
+            device=default_device() if place is None else place,
+            dtype=kind,
+            max_len=max_len,
+            remote_code=trust_remote_code,
+        )
+        hub = Hub(revision, cache_dir, token, local_files_only)
+        with progress_bars(progress):
+            source = find(
+                model,
+                gguf_file=gguf_file,
+                hub=hub,
+                remote_code=trust_remote_code,
+                approve=request.approve_download,
+            )
+            host = request.load(source)
+            if tokenizer is None:
+                tokenizer = load_tokenizer(source, remote_code=trust_remote_code)
+            if processor is None:
+                processor = load_processor(source, remote_code=trust_remote_code)
+    handle = _handle(host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len)
+    if attach:
+        structures.attach(handle, precision=precision)
+    return handle
+
+
+class _Request:
+    """What loading one checkpoint was asked for."""
+
+    def __init__(
+        self,
+        *,
+        precision: str,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        max_len: int | None,
+        remote_code: bool,
+    ) -> None:
+        self.precision, self.device, self.dtype = precision, device, dtype
+        self.max_len, self.remote_code = max_len, remote_code
+
+    def approve_download(self, folder: Path, weights: Weights) -> None:
+        """Refuse before a download what would be refused after it."""
+        source = Source(folder.name, folder, weights)
+        if not weights.gguf:  # whose size says little, and whose configuration is in the file
+            config = read_config(source, remote_code=self.remote_code)
+            self._check_memory(source, config, weights.size_bytes)
+
+    def load(self, source: Source) -> nn.Module:
+        """Check everything that can be checked first, then load."""
+        dtype = self.dtype
+        if source.gguf:
+            dtype = dtype or default_dtype(self.device)
+            config = read_config(source, remote_code=False)
+            size = memory.gguf_elements(source.folder / source.gguf) * dtype.itemsize
+        else:
+            config = read_config(source, remote_code=self.remote_code)
+            tensors = check_safetensors(source.folder, source.weights)
+            size = memory.weight_bytes(tensors.values(), dtype=dtype, precision=self.precision)
+        kind = model_class(source, config, remote_code=self.remote_code)
+        self._check_memory(source, config, size)
+        loaded: nn.Module = load_weights(
+            source, config, kind, device=self.device, dtype=dtype, remote_code=self.remote_code
+        )
+        return loaded
+
+    def _check_memory(self, source: Source, config: PretrainedConfig, size: int) -> None:
+        element = 2 if self.device.type == "cuda" else 4
+        text = config.get_text_config()
+        limit = getattr(text, "max_position_embeddings", None) or DEFAULT_LEN
+        if self.max_len is not None and self.max_len > limit:
+            raise ValueError(
+                f"{WHERE}: max_len must be at most the {limit} positions of {source.name}, got "
+                f"{self.max_len}"
+            )
+        length = self.max_len or min(limit, DEFAULT_LEN)
+        estimate = memory.Estimate(
+            size,
+            memory.cache_bytes(config, max_len=length, batch=1, element=element),
+            memory.workspace_bytes(config, self.device, batch=1),
+        )
+        memory.check(estimate, self.device, source.name)
+
+
+def _handle(
+    host: nn.Module, *, name: str, tokenizer: Any, processor: Any, max_len: int | None
+) -> Handle:
+    """The kind of handle that a model can be used through."""
+    generates = getattr(host, "can_generate", None)
+    if not (callable(generates) and generates()):
+        if max_len is not None:
+            raise ValueError(f"{WHERE}: max_len is for models that generate text, got {max_len}")
+        return ModuleHandle(host, name=name, tokenizer=tokenizer, processor=processor)
+    kind = VisionLanguageHandle if takes_images(host) else TextHandle
+    if tokenizer is None:
+        tokenizer = getattr(processor, "tokenizer", None)
+    return kind(host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len)
+
+
+def takes_images(host: nn.Module) -> bool:
+    """Whether a model that generates text has a vision part."""
+    config = getattr(host, "config", None)
+    return getattr(config, "vision_config", None) is not None
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise ValueError(f"{WHERE}: device must be cpu, cuda or cuda:N, got {device!r}")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"{WHERE}: device must be one of the {torch.cuda.device_count()} GPUs that torch sees, "
+            f"or cpu, got {str(device)!r}"
+        )
+    return place
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise ValueError(f"{WHERE}: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return found

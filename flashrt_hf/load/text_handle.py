@@ -1,0 +1,367 @@
+"""A loaded language model: text in, text out."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from flash_rt import structures
+from flash_rt.structures.loops.request import integer
+
+from . import sampling
+from .handle import Handle
+from .text import Answer, AnswerDone
+
+DEFAULT_LEN = 4096  # positions of the first cache where max_len is not given
+MAX_NEW_TOKENS = 512
+
+Message = Mapping[str, Any]
+
+
+class TextHandle(Handle):
+    """A model that generates text.
+
+    A request runs on the captured decode loop where the model has one, else through the model's own
+    ``generate``; ``structures.explain(handle.plan)`` says which and why.
+
+    Attributes:
+        max_len: most positions of prompt and answer together; None where only the model's own
+            limit holds, and the cache grows with the requests.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str,
+        tokenizer: Any = None,
+        processor: Any = None,
+        max_len: int | None = None,
+    ) -> None:
+        super().__init__(model, name=name, tokenizer=tokenizer, processor=processor)
+        self.max_len = max_len
+        self._loops: dict[int, structures.DecodeLoop] = {}
+        self._making = threading.Lock()
+
+    def predict(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        images: Any = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        raw: bool = False,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """The model's answer.
+
+        Args:
+            prompt: messages (``{"role": ..., "content": ...}``), or a text. A text is one message
+                of the user where the tokenizer has a chat template, and is continued as it stands
+                where it has none.
+            images: of a vision-language model; see ``VisionLanguageHandle``.
+            max_new_tokens: the answer ends behind so many tokens, or at the model's end of text;
+                None means 512, or as many as fit.
+            stop: strings that end the answer; they are left out.
+            raw: continue the text; no chat template.
+            template: further variables of the chat template, such as ``enable_thinking`` or
+                ``tools``.
+            options: ``temperature`` (0, the default, takes the likeliest token), ``top_k``,
+                ``top_p``, ``min_p`` (with any of them temperature is 1 unless given),
+                ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``,
+                ``logit_bias``, ``min_new_tokens``, ``seed``.
+
+        Raises:
+            TypeError: a name that is no option; a prompt of another type.
+            ValueError: an option out of its range or that this model cannot honour, a prompt that
+                does not fit, no tokenizer.
+        """
+        pieces: list[str] = []
+
+        def emit(text: str) -> bool:
+            pieces.append(text)
+            return True
+
+        inputs = self._inputs("predict", prompt, images=images, raw=raw, template=template)
+        answer = Answer(self._tokenizer("predict"), emit, stop=_strings("predict", stop))
+        self._run("predict", inputs, answer, max_new_tokens, options)
+        return "".join(pieces)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        images: Any = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        raw: bool = False,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
+        """The answer of ``predict`` in pieces, as they come; closing the iterator ends the request.
+
+        Arguments and errors are those of ``predict``; errors of the request come with the first
+        piece.
+        """
+        inputs = self._inputs("stream", prompt, images=images, raw=raw, template=template)
+        strings = _strings("stream", stop)
+        tokenizer = self._tokenizer("stream")
+        options = sampling.read("stream", options)
+        return self._pieces(inputs, tokenizer, strings, max_new_tokens, options)
+
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        streamer: Any = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Continue token ids.
+
+        Args:
+            input_ids: int64 ``[B, P]``, padded on the left.
+            attention_mask: ``[B, P]``, 0 at padding; None means no padding.
+            max_new_tokens: at most so many more; None means 512, or as many as fit.
+            eos_token_id: a row stops behind one of these; None takes the model's, ``()`` none.
+            pad_token_id: fills rows that stopped; None takes the model's, else the first eos.
+            streamer: as in transformers.
+            options: as in ``predict``.
+
+        Returns:
+            int64 ``[B, P + new]`` on the device of ``input_ids``.
+
+        Raises:
+            TypeError, ValueError: as ``predict``; see also ``structures.DecodeLoop.generate``.
+        """
+        given = sampling.read("generate", options)
+        ends = dict(eos_token_id=eos_token_id, pad_token_id=pad_token_id)
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
+        return self._generate("generate", inputs, max_new_tokens, given, streamer, ends)
+
+    def detach(self) -> None:
+        """See ``Handle.detach``."""
+        super().detach()
+        self._loops.clear()
+
+    def _run(
+        self,
+        where: str,
+        inputs: dict[str, Any],
+        answer: Answer,
+        max_new: int | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        given = sampling.read(where, options)
+        with contextlib.suppress(AnswerDone):
+            self._generate(where, inputs, max_new, given, answer, {})
+
+    def _pieces(
+        self,
+        inputs: dict[str, Any],
+        tokenizer: Any,
+        stop: Sequence[str],
+        max_new: int | None,
+        options: Mapping[str, Any],
+    ) -> Iterator[str]:
+        """The request runs in a thread of its own, which ends a token behind a closed iterator."""
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        closed = threading.Event()
+
+        def emit(text: str) -> bool:
+            pieces.put(text)
+            return not closed.is_set()
+
+        answer = Answer(tokenizer, emit, stop=stop)
+        with ThreadPoolExecutor(1, thread_name_prefix="flash_rt stream") as thread:
+            request = thread.submit(self._run, "stream", inputs, answer, max_new, options)
+            request.add_done_callback(lambda _: pieces.put(None))
+            try:
+                while (piece := pieces.get()) is not None:
+                    yield piece
+            finally:
+                closed.set()
+            request.result()
+
+    def _generate(
+        self,
+        where: str,
+        inputs: dict[str, Any],
+        max_new: int | None,
+        options: dict[str, Any],
+        streamer: Any,
+        ends: dict[str, Any],
+    ) -> torch.Tensor:
+        """On the loop where it can be, else by the model's own ``generate``."""
+        refusal = self._refusal(inputs, options)
+        ids = inputs["input_ids"]
+        max_new = self._room(where, ids.shape[1], max_new)
+        with self._running():
+            if refusal is None:
+                loop = self._loop(ids.shape[0], ids.shape[1] + max_new)
+                return loop.generate(
+                    ids, inputs["attention_mask"], max_new_tokens=max_new, streamer=streamer, **ends
+                )
+            told = sampling.for_host(where, options, why=refusal)
+            ends = {name: value for name, value in ends.items() if value is not None}
+            given = {k: _on(self.device, v) for k, v in inputs.items() if v is not None}
+            with self._seeded(options.get("seed")):
+                out: torch.Tensor = self.model.generate(
+                    **given, max_new_tokens=max_new, streamer=streamer, **told, **ends
+                )
+        return out.to(ids.device)
+
+    def _refusal(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
+        """Why the decode loop cannot run a request."""
+        plan = self.plan
+        if plan is None:
+            return "nothing is attached"
+        if plan.generation is None:
+            return f"{type(self.model).__name__} has no generate"
+        if plan.generation.refusal is not None:
+            return plan.generation.refusal
+        others = sorted(set(inputs) - {"input_ids", "attention_mask"})
+        if others:
+            return f"the loop does not read {', '.join(others)}"
+        if set(options) - {"seed"} and options != {"temperature": 0}:
+            return "the loop decodes greedily"
+        return None
+
+    @contextlib.contextmanager
+    def _seeded(self, seed: int | None) -> Iterator[None]:
+        if seed is None:
+            yield
+            return
+        on_gpu = self.device.type == "cuda"
+        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
+            torch.manual_seed(seed)
+            yield
+
+    def _room(self, where: str, width: int, max_new: int | None) -> int:
+        """How many tokens may follow a prompt.
+
+        Raises:
+            ValueError: not as many as asked for, or none at all.
+        """
+        limit = self.max_len or self.limit
+        whose = "max_len" if self.max_len else "the model's limit"
+        room = MAX_NEW_TOKENS if limit is None else limit - width
+        if max_new is None and room > 0:
+            return min(MAX_NEW_TOKENS, room)
+        wanted = 1 if max_new is None else integer(where, "max_new_tokens", max_new)
+        if wanted < 1:
+            raise ValueError(f"{where}: max_new_tokens must be at least 1, got {wanted}")
+        if limit is not None and wanted > room:
+            raise ValueError(
+                f"{where}: prompt and max_new_tokens must fit {whose} = {limit}, got {width} + "
+                f"{wanted}"
+            )
+        return wanted
+
+    def _loop(self, batch: int, needed: int) -> structures.DecodeLoop:
+        """A loop for so many rows with room for so many positions, kept for the next request."""
+        limit = self.limit
+        with self._making:
+            loop = self._loops.pop(batch, None)
+            if loop is None or loop.max_len < needed:
+                length = self.max_len or min(limit or needed, max(DEFAULT_LEN, _power(needed)))
+                loop = None  # its cache is free before the next one is made
+                loop = structures.decode_loop(self.model, max_len=length, batch_size=batch)
+            self._loops[batch] = loop
+            for other in list(self._loops)[:-2]:  # a conversation, and a batch beside it
+                del self._loops[other]
+            return loop
+
+    @property
+    def limit(self) -> int | None:
+        """Positions that the model was made for; None where its configuration names none."""
+        config = getattr(self.model, "config", None)
+        text = config.get_text_config() if config is not None else None
+        found = getattr(text, "max_position_embeddings", None)
+        return found if isinstance(found, int) and found > 0 else None
+
+    def _tokenizer(self, where: str) -> Any:
+        if self.tokenizer is None:
+            raise ValueError(f"{where}: {self.name} must have a tokenizer, and has no files of one")
+        return self.tokenizer
+
+    def _inputs(
+        self,
+        where: str,
+        prompt: str | Sequence[Message],
+        *,
+        images: Any,
+        raw: bool,
+        template: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Token ids of a prompt, ``input_ids [1, P]`` and ``attention_mask``."""
+        if images is not None:
+            raise ValueError(f"{where}: images need a vision-language model, got {self.name}")
+        tokenizer = self._tokenizer(where)
+        chat = messages(where, prompt, raw=raw, has_template=bool(tokenizer.chat_template))
+        if chat is None:
+            if template:
+                raise ValueError(f"{where}: template needs a chat template, got {template!r}")
+            encoded = tokenizer(prompt, return_tensors="pt")
+        else:
+            encoded = tokenizer.apply_chat_template(
+                chat,
+                **{"add_generation_prompt": True, **(template or {})},
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            )
+        ids = encoded["input_ids"]
+        if ids.shape[1] == 0:
+            raise ValueError(f"{where}: prompt must have at least one token, got {prompt!r}")
+        return {"input_ids": ids, "attention_mask": encoded.get("attention_mask")}
+
+
+def messages(
+    where: str, prompt: Any, *, raw: bool, has_template: bool
+) -> list[dict[str, Any]] | None:
+    """A prompt as messages; None for a text that is continued as it stands.
+
+    Raises:
+        TypeError: it is neither a text nor messages.
+        ValueError: messages, and there is no chat template to write them with.
+    """
+    if isinstance(prompt, str):
+        return None if raw or not has_template else [{"role": "user", "content": prompt}]
+    listed = isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt)
+    if not listed:
+        raise TypeError(f"{where}: prompt must be a text or a list of messages, got {prompt!r}")
+    for message in prompt:
+        if "role" not in message:
+            raise ValueError(f"{where}: every message must have a role, got {message!r}")
+    if raw or not has_template:
+        rule = "raw must be left out for messages" if raw else "messages need a chat template"
+        raise ValueError(f"{where}: {rule}, got {len(prompt)} messages")
+    return [dict(message) for message in prompt]
+
+
+def _strings(where: str, stop: Any) -> tuple[str, ...]:
+    found = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{where}: stop must be strings that are not empty, got {text!r}")
+    return found
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,303 @@
+"""load_model of text models: the handle, predict, stream, generate, sampling, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+
+import flash_rt
+from flash_rt import structures
+from flash_rt.flashrt_hf.load.text import Detokenizer, StopText
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat model of bytes."""
+    return checkpoints.save(tmp_path_factory.mktemp("chat"), checkpoints.text_model())
+
+
+@pytest.fixture(scope="module")
+def handle(folder: Path) -> Iterator[Any]:
+    with flash_rt.load_model(folder, device="cpu", progress=False) as loaded:
+        yield loaded
+
+
+def host_answer(prompt: str, new: int, **options: Any) -> torch.Tensor:
+    """New token ids that the unattached model gives to a text."""
+    encoded = checkpoints.tokenizer()(prompt, return_tensors="pt")
+    out: torch.Tensor = checkpoints.text_model().generate(
+        encoded["input_ids"],
+        attention_mask=encoded["attention_mask"],
+        max_new_tokens=new,
+        **{"do_sample": False, **options},
+    )
+    return out[0, encoded["input_ids"].shape[1] :]
+
+
+def host_text(prompt: str, new: int, **options: Any) -> str:
+    text: str = checkpoints.tokenizer().decode(
+        host_answer(prompt, new, **options), skip_special_tokens=True
+    )
+    return text
+
+
+def test_the_handle_is_a_model_with_a_plan(handle: Any, folder: Path) -> None:
+    assert type(handle.model).__name__ == "LlamaForCausalLM"
+    assert handle.plan.attached
+    assert handle.device == torch.device("cpu")
+    assert handle.model.dtype is torch.float32
+    assert not any(p.requires_grad for p in handle.model.parameters())
+    assert handle.tokenizer.eos_token == "<end>"
+    assert handle.processor is None
+    saved = checkpoints.text_model().state_dict()
+    for name, tensor in handle.model.state_dict().items():
+        assert torch.equal(tensor, saved[name])
+    assert structures.attach(handle, handle.forward) is handle.plan
+    assert structures.attach(handle) is handle.plan
+
+
+def test_a_text_is_a_message_of_the_user(handle: Any) -> None:
+    wanted = host_text("[user]Why?[assistant]", 9)
+    assert handle.predict("Why?", max_new_tokens=9) == wanted
+    chat = [{"role": "user", "content": "Why?"}]
+    assert handle.predict(chat, max_new_tokens=9) == wanted
+    assert handle.predict("Why?", max_new_tokens=9, raw=True) == host_text("Why?", 9)
+    moody = handle.predict("Why?", max_new_tokens=9, template={"mood": "(glum)"})
+    assert moody == host_text("[user]Why?[assistant](glum)", 9)
+
+
+def test_without_a_template_a_text_is_continued(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, checkpoints.text_model(), chat=False)
+    with flash_rt.load_model(tmp_path, device="cpu", progress=False) as plain:
+        assert plain.predict("Why?", max_new_tokens=9) == host_text("Why?", 9)
+        with pytest.raises(ValueError, match="messages need a chat template, got 1 messages"):
+            plain.predict([{"role": "user", "content": "Why?"}])
+        with pytest.raises(ValueError, match="template needs a chat template"):
+            plain.predict("Why?", template={"mood": "glum"})
+
+
+def test_requests_run_on_the_loop(handle: Any) -> None:
+    handle.predict("Why?", max_new_tokens=3)
+    assert list(handle._loops) == [1]
+    assert handle._loops[1].memory_bytes > 0
+
+
+def test_stream_gives_the_answer_in_pieces(handle: Any) -> None:
+    pieces = list(handle.stream("Why?", max_new_tokens=40))
+    assert len(pieces) > 5
+    assert "".join(pieces) == handle.predict("Why?", max_new_tokens=40)
+
+
+def test_a_closed_stream_ends_the_request(handle: Any) -> None:
+    answer = handle.predict("Why?", max_new_tokens=200)
+    stream = handle.stream("Why?", max_new_tokens=200)
+    first = next(stream)
+    stream.close()
+    assert answer.startswith(first)
+    assert handle.predict("Why?", max_new_tokens=200) == answer
+
+
+def test_errors_of_a_stream_come_where_it_is_read(handle: Any) -> None:
+    stream = handle.stream("Why?", max_new_tokens=10_000)
+    with pytest.raises(ValueError, match=r"stream: prompt and max_new_tokens must fit .* = 256"):
+        next(stream)
+
+
+@pytest.mark.parametrize("where", ["predict", "stream"])
+def test_stop_strings_end_the_answer_and_are_left_out(handle: Any, where: str) -> None:
+    answer = handle.predict("Why?", max_new_tokens=60)
+    stop = answer[7:10]
+    found = getattr(handle, where)("Why?", max_new_tokens=60, stop=["\0never", stop])
+    assert "".join(found) == answer[: answer.index(stop)]
+
+
+def test_generate_continues_token_ids(handle: Any) -> None:
+    ids = torch.tensor([[72, 105, 33], [0, 80, 81]])
+    mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
+    out = handle.generate(ids, mask, max_new_tokens=7, eos_token_id=(), pad_token_id=0)
+    wanted = checkpoints.text_model().generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=7,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert torch.equal(out, wanted)
+    stop = int(out[0, 5])
+    assert handle.generate(ids[:1], max_new_tokens=7, eos_token_id=stop).shape[1] <= 6
+
+
+def test_sampling_follows_the_seed_and_the_options(handle: Any) -> None:
+    def drawn(**options: Any) -> str:
+        return str(handle.predict("Why?", max_new_tokens=24, **options))
+
+    assert drawn(temperature=1.0, seed=5) == drawn(temperature=1.0, seed=5)
+    assert len({drawn(temperature=1.5, seed=seed) for seed in range(4)}) > 1
+    greedy = drawn()
+    assert drawn(temperature=0) == greedy
+    assert drawn(top_k=1) == greedy
+    assert drawn(top_p=1e-6, seed=1) == greedy
+    assert drawn(min_p=1.0, seed=1) == greedy
+    assert drawn(temperature=0, repetition_penalty=1.8) == host_text(
+        "[user]Why?[assistant]", 24, repetition_penalty=1.8
+    )
+
+
+def test_a_seed_leaves_the_callers_generator_alone(handle: Any) -> None:
+    torch.manual_seed(1)
+    wanted = torch.rand(3)
+    torch.manual_seed(1)
+    handle.predict("Why?", max_new_tokens=3, temperature=1.0, seed=5)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_options_that_are_none_are_named(handle: Any) -> None:
+    for call in (handle.predict, handle.stream):
+        with pytest.raises(TypeError, match=r"options must be of .*, got 'tempo', 'beams'"):
+            call("Why?", tempo=1, beams=2)
+    with pytest.raises(TypeError, match=r"generate: options must be of .*, got 'tempo'"):
+        handle.generate(torch.tensor([[5]]), tempo=1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "text"),
+    [
+        (5, {}, TypeError, "prompt must be a text or a list of messages, got 5"),
+        ([], {}, TypeError, r"prompt must be a text or a list of messages, got \[\]"),
+        ([{"content": "x"}], {}, ValueError, "every message must have a role"),
+        ([{"role": "user", "content": "x"}], {"raw": True}, ValueError, "raw must be left out"),
+        ("", {"raw": True}, ValueError, "prompt must have at least one token"),
+        ("x", {"stop": ""}, ValueError, "stop must be strings that are not empty"),
+        ("x", {"stop": [7]}, ValueError, "stop must be strings that are not empty, got 7"),
+        ("x", {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
+        ("x", {"max_new_tokens": 1.5}, TypeError, "max_new_tokens must be an integer, got 1.5"),
+        ("x" * 300, {}, ValueError, r"must fit the model's limit = 256, got 317 \+ 1"),
+        ("x", {"images": "cat.png"}, ValueError, "images need a vision-language model"),
+    ],
+)
+def test_bad_requests(handle: Any, prompt: Any, options: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=f"predict: .*{text}"):
+        handle.predict(prompt, **options)
+
+
+def test_max_len_bounds_every_request(folder: Path) -> None:
+    with flash_rt.load_model(folder, device="cpu", max_len=40, progress=False) as short:
+        assert len(short.generate(torch.tensor([[72] * 10]), eos_token_id=())[0]) == 40
+        with pytest.raises(ValueError, match=r"must fit max_len = 40, got 10 \+ 31"):
+            short.generate(torch.tensor([[72] * 10]), max_new_tokens=31)
+
+
+def test_the_cache_grows_with_the_requests(handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_rt.flashrt_hf.load.text_handle.DEFAULT_LEN", 32)
+    handle._loops.clear()
+    handle.predict("Why?", max_new_tokens=5)
+    first = handle._loops[1]
+    assert first.max_len == 32
+    wanted = host_text("[user]Why?[assistant]", 100)
+    assert handle.predict("Why?", max_new_tokens=100) == wanted
+    assert handle._loops[1].max_len == 128
+    handle.predict("Why?", max_new_tokens=5)
+    assert handle._loops[1].max_len == 128
+
+
+def test_detached_the_host_answers(folder: Path) -> None:
+    handle = flash_rt.load_model(folder, device="cpu", progress=False)
+    bound = handle.predict("Why?", max_new_tokens=9)
+    handle.detach()
+    assert handle.plan is None
+    assert "closed" not in repr(handle)
+    assert handle.predict("Why?", max_new_tokens=9) == bound
+    assert "".join(handle.stream("Why?", max_new_tokens=9)) == bound
+    with pytest.raises(ValueError, match=r"logit_bias needs the decode loop, .* nothing is att"):
+        handle.predict("Why?", logit_bias={5: 1.0})
+    again = structures.attach(handle)
+    assert handle.plan is again
+    handle.close()
+    assert not again.attached
+    assert repr(handle).endswith("closed)")
+    for use in (lambda: handle.model, lambda: handle.plan, lambda: handle.predict("x")):
+        with pytest.raises(RuntimeError, match="is closed; load it again"):
+            use()
+    handle.close()
+
+
+def test_unattached_on_request(folder: Path) -> None:
+    with flash_rt.load_model(folder, device="cpu", attach=False, progress=False) as plain:
+        assert plain.plan is None
+        answer = plain.predict("Why?", max_new_tokens=9)
+        plan = structures.attach(plain, plain.forward)
+        assert plain.plan is plan
+        assert plain.predict("Why?", max_new_tokens=9) == answer
+
+
+def test_dtype_is_the_checkpoints_unless_said(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, checkpoints.text_model(dtype=torch.bfloat16))
+    for dtype, wanted in ((None, torch.bfloat16), ("fp32", torch.float32)):
+        with flash_rt.load_model(tmp_path, device="cpu", dtype=dtype, progress=False) as loaded:
+            assert {p.dtype for p in loaded.model.parameters()} == {wanted}
+
+
+def test_shards_and_tied_weights(tmp_path: Path) -> None:
+    model = checkpoints.text_model(tie_word_embeddings=True)
+    checkpoints.save(tmp_path, model, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    with flash_rt.load_model(str(tmp_path), device="cpu", progress=False) as loaded:
+        assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+        ids = torch.tensor([[72, 105]])
+        wanted = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+        assert torch.equal(loaded.generate(ids, max_new_tokens=5, eos_token_id=()), wanted)
+
+
+def test_a_module_stays_the_users() -> None:
+    model = checkpoints.text_model()
+    with flash_rt.load_model(model, tokenizer=checkpoints.tokenizer()) as handle:
+        assert handle.model is model
+        assert handle.predict("Why?", max_new_tokens=9) == host_text("[user]Why?[assistant]", 9)
+    assert torch.equal(model.lm_head.weight, checkpoints.text_model().lm_head.weight)
+    with flash_rt.load_model(model) as handle, pytest.raises(ValueError, match="must have a token"):
+        handle.predict("Why?")
+
+
+def test_encoder_decoders_answer_through_the_host() -> None:
+    import zoo
+
+    model: Any = zoo.make("t5")
+    model.resize_token_embeddings(checkpoints.BYTES)
+    model.generation_config.eos_token_id = 0
+    tokenizer = checkpoints.tokenizer()
+    ids = tokenizer("Why?", return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=6, do_sample=False)
+    wanted = tokenizer.decode(out[0], skip_special_tokens=True)
+    with flash_rt.load_model(model, tokenizer=tokenizer) as handle:
+        assert handle.predict("Why?", raw=True, max_new_tokens=6) == wanted
+
+
+def test_pieces_end_at_whole_characters() -> None:
+    text = "née 🐢 fin"
+    ids = checkpoints.tokenizer()(text).input_ids
+    made = Detokenizer(checkpoints.tokenizer())
+    pieces = [made.add([token]) for token in ids]
+    assert "".join(pieces) == text
+    assert "🐢" in pieces
+    assert made.rest() == ""
+    cut = Detokenizer(checkpoints.tokenizer())
+    assert "".join(cut.add([t]) for t in checkpoints.tokenizer()("a🐢").input_ids[:3]) == "a"
+    assert cut.rest() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_stop_text_holds_back_what_may_become_one() -> None:
+    stop = StopText(["END", "E."])
+    assert [stop.add(t) for t in ("a", "bE", "N", "xE", "N")] == ["a", "b", "", "ENx", ""]
+    assert not stop.found
+    assert stop.add("Dy") == ""
+    assert stop.found
+    other = StopText(["END"])
+    assert other.add("theEN") == "the"
+    assert not other.found
+    assert other.rest() == "EN"
