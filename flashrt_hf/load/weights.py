@@ -37,10 +37,11 @@ def load_weights(
     """
     options: dict[str, Any] = dict(
         dtype=dtype if dtype is not None else "auto",
-        device_map={"": device},
         trust_remote_code=remote_code,
         output_loading_info=True,
     )
+    if device.type != "cpu":
+        options["device_map"] = {"": device}
     if source.gguf:
         from transformers import GgufConfig
 
