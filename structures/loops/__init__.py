@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .answer import Handle
 from .decode import DecodeLoop, decode_loop
-from .engine import Engine, Handle, decode_engine
+from .engine import Engine, decode_engine
 from .generation import GenerationRequest, TokenEvent, TokenLogprob, TokenMask
 from .sampling import Sampling
 

@@ -8,6 +8,7 @@ copied into it, which takes less than a step. The bits of a row do not depend on
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -16,42 +17,22 @@ from typing import Any
 import torch
 
 from ..catalogue.base import MAX_FUSED_ROWS
+from .answer import Answer, Handle
+from .cache import EOS_SLOTS
+from .controls import GREEDY, check_controls, widest
 from .decode import open_decoder
-from .generation import FinishReason, GenerationRequest, TokenEvent, TokenMask
+from .generation import FinishReason, GenerationRequest, TokenEvent, TokenLogprob
+from .logprobs import Logprobs
 from .report import Reports
 from .request import integer
+from .sampling import SEEDS
 from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
 
 MAX_SLOTS = MAX_FUSED_ROWS
 CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
 REPORTS = 4  # the step that runs, the one before, and first tokens in between
 WHERE = "Engine.submit"
-
-
-class Handle:
-    """A submitted request."""
-
-    def __init__(self, request: GenerationRequest) -> None:
-        self.request = request
-        self.cancelled = False
-        self.open_answers = request.n
-
-    @property
-    def done(self) -> bool:
-        """Whether every answer has had its last event."""
-        return self.open_answers == 0
-
-
-class _Answer:
-    """One of a request's answers, from the queue to its last event."""
-
-    def __init__(self, handle: Handle, index: int, limit: int, stops: frozenset[int]) -> None:
-        self.handle, self.index, self.limit, self.stops = handle, index, limit, stops
-        self.prompt: tuple[int, ...] = tuple(handle.request.prompt_ids)
-        self.filled = 0  # positions of the prompt in the cache
-        self.tokens: list[int] = []
-        self.mask: TokenMask | None = None
-        self.closed = False
+MASK_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 class Engine:
@@ -66,11 +47,11 @@ class Engine:
         self._model, self._sessions = model, sessions
         self._vocabulary = token_table(model, sessions.spec).shape[0]
         self._device = token_table(model, sessions.spec).device
-        self._inbox: deque[_Answer] = deque()
-        self._waiting: deque[_Answer] = deque()
-        self._joining: tuple[_Answer, int] | None = None
-        self._live: list[_Answer | None] = []
-        self._reported: deque[list[tuple[int, _Answer]]] = deque()
+        self._inbox: deque[Answer] = deque()
+        self._waiting: deque[Answer] = deque()
+        self._joining: tuple[Answer, int] | None = None
+        self._live: list[Answer | None] = []
+        self._reported: deque[list[tuple[int, Answer]]] = deque()
         self._stepping = threading.Lock()
         self._session: Session | None = None
         with plain_tensors(self._device):
@@ -95,12 +76,11 @@ class Engine:
                 f"{WHERE}: prompt and max_new_tokens must fit max_len = {self.max_len}, got "
                 f"{len(prompt)} + {max(limit, 1)}"
             )
-        if not request.sampling.plain or request.mask is not None:
-            raise ValueError(f"{WHERE}: sampling must be greedy, got {request.sampling}")
-        stops = request.stop_token_ids
-        given = frozenset(self.default_stops() if stops is None else stops)
-        handle = Handle(request)
-        self._inbox.extend(_Answer(handle, i, limit, given) for i in range(request.n))
+        given = request.stop_token_ids
+        stops = self.default_stops() if given is None else given
+        check_controls(WHERE, request.sampling, stops)
+        handle, drawn = Handle(request), secrets.randbelow(SEEDS)
+        self._inbox.extend(Answer(handle, i, limit, stops, drawn) for i in range(request.n))
         return handle
 
     def default_stops(self) -> tuple[int, ...]:
@@ -148,11 +128,18 @@ class Engine:
         while self._inbox:
             self._waiting.append(self._inbox.popleft())
         self._drop_cancelled(events)
+        self._see_masked(events)
         self._close_gaps()
         self._prefill(events)
-        launched = self._decode()
+        self._see_masked(events)
+        launched = self._decode(events)
         self._collect(events, keep=1 if launched else 0)
         return events
+
+    def _see_masked(self, events: list[TokenEvent]) -> None:
+        """A grammar has to see a token before the next one is chosen."""
+        if any(a is not None and a.mask is not None for a in self._live):
+            self._collect(events, keep=0)
 
     def _drop_cancelled(self, events: list[TokenEvent]) -> None:
         for answer in [a for a in self._waiting if a.handle.cancelled]:
@@ -167,17 +154,19 @@ class Engine:
 
     def _close(
         self,
-        answer: _Answer,
+        answer: Answer,
         reason: FinishReason,
         events: list[TokenEvent],
         *,
-        token: int | None = None,
         error: BaseException | None = None,
     ) -> None:
+        event = TokenEvent(answer.handle, answer.index, None, finish_reason=reason, error=error)
+        events.append(event)
+        self._leave(answer)
+
+    def _leave(self, answer: Answer) -> None:
         answer.closed = True
         answer.handle.open_answers -= 1
-        handle, index = answer.handle, answer.index
-        events.append(TokenEvent(handle, index, token, finish_reason=reason, error=error))
         if answer in self._live:
             self._live[self._live.index(answer)] = None
 
@@ -222,29 +211,73 @@ class Engine:
         answer.filled += len(part)
         if last:
             self._joining = None
-            self._join(answer, row)
+            try:
+                self._join(answer, row)
+            except MASK_ERRORS as error:
+                self._close(answer, "error", events, error=error)
 
-    def _join(self, answer: _Answer, row: int) -> None:
+    def _join(self, answer: Answer, row: int) -> None:
         session, target = self._session, len(self._live)
         assert session is not None
         session.begin_row(row, length=len(answer.prompt), max_new=answer.limit)
-        session.choose_row(row)
+        if answer.way != GREEDY or session.step.controls is not None:
+            prompt = torch.tensor(answer.prompt, dtype=torch.int64, device="cpu")
+            session.controls.set_row(
+                row,
+                answer.sampling,
+                seed=answer.seed,
+                stops=answer.stops[:EOS_SLOTS],
+                prompt=prompt.to(self._device) if answer.sampling.penalised else prompt,
+            )
+        if answer.request.mask is not None:
+            answer.mask = answer.request.mask()
+            session.controls.allow(row, answer.mask.allowed())
+        session.choose_row(row, answer.way)
+        self._post([(row, answer)], slice(row, row + 1))
         if target != row:
             session.copy_row(row, target, len(answer.prompt))
         self._live.append(answer)
-        self._reports.post()
-        self._reported.append([(target, answer)])
 
-    def _decode(self) -> bool:
-        if not self._live:
-            return False
-        assert self._session is not None
-        self._session.pool.join()
-        self._session.advance("greedy", len(self._live))
-        self._reports.post()
+    def _decode(self, events: list[TokenEvent]) -> bool:
+        session = self._session
+        for row, answer in enumerate(self._live):
+            if answer is not None and answer.mask is not None:
+                assert session is not None
+                try:
+                    session.controls.allow(row, answer.mask.allowed())
+                except MASK_ERRORS as error:
+                    self._close(answer, "error", events, error=error)
         rows = [(row, answer) for row, answer in enumerate(self._live) if answer is not None]
-        self._reported.append(rows)
+        if not rows:
+            return False
+        assert session is not None
+        try:
+            session.pool.join()
+            session.advance(widest([answer.way for _, answer in rows]), len(self._live))
+            self._post(rows, slice(0, len(self._live)))
+        except RuntimeError as error:
+            self._give_up(error, events)
+            return False
         return True
+
+    def _give_up(self, error: RuntimeError, events: list[TokenEvent]) -> None:
+        """End all that runs; the next request gets another session."""
+        for answer in [a for a in self._live if a is not None]:
+            self._close(answer, "error", events, error=error)
+        self._live.clear()
+        self._reported.clear()
+        self._reports.begin()
+        if self._joining is not None:
+            self._waiting.appendleft(self._joining[0])
+            self._joining[0].filled, self._joining = 0, None
+
+    def _post(self, rows: list[tuple[int, Answer]], part: slice) -> None:
+        """Bring what was chosen to the host, once the device gets there."""
+        wanted = any(answer.sampling.logprobs for _, answer in rows)
+        if wanted:
+            self._logprobs.run(part)
+        self._reports.post(beside=wanted)
+        self._reported.append(rows)
 
     def _collect(self, events: list[TokenEvent], *, keep: int) -> None:
         while len(self._reported) > keep:
@@ -253,16 +286,37 @@ class Engine:
             chosen = self._reports.chosen()
             for row, answer in rows:
                 if not answer.closed:
-                    self._emit(answer, chosen[row], events)
+                    self._emit(answer, row, chosen[row], events)
 
-    def _emit(self, answer: _Answer, token: int, events: list[TokenEvent]) -> None:
+    def _emit(self, answer: Answer, row: int, token: int, events: list[TokenEvent]) -> None:
         answer.tokens.append(token)
-        if token in answer.stops:
-            self._close(answer, "stop", events, token=token)
+        reason: FinishReason | None = None
+        error: BaseException | None = None
+        try:
+            complete = answer.mask is not None and answer.mask.accept(token)
+        except MASK_ERRORS as raised:
+            complete, error = True, raised
+        if error is not None:
+            reason = "error"
+        elif complete or token in answer.stops:
+            reason = "stop"
         elif len(answer.tokens) == answer.limit:
-            self._close(answer, "length", events, token=token)
-        else:
-            events.append(TokenEvent(answer.handle, answer.index, token))
+            reason = "length"
+        chosen, likeliest = self._read_logprobs(answer, row)
+        handle, index = answer.handle, answer.index
+        events.append(TokenEvent(handle, index, token, chosen, likeliest, reason, error))
+        if reason is not None:
+            self._leave(answer)
+
+    def _read_logprobs(
+        self, answer: Answer, row: int
+    ) -> tuple[float | None, tuple[TokenLogprob, ...]]:
+        if not answer.sampling.logprobs:
+            return None, ()
+        chosen, ids, values = self._logprobs.split(self._reports.brought())
+        count = answer.sampling.top_logprobs
+        pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+        return float(chosen[row]), tuple(TokenLogprob(i, value) for i, value in pairs)
 
     def _open_session(self, events: list[TokenEvent]) -> None:
         """Get the session, which is another one when the model's tensors have moved."""
@@ -270,12 +324,11 @@ class Engine:
             if session is self._session:
                 return
         moved = RuntimeError("the model's weights were moved or replaced while it generated")
-        for answer in [a for a in self._live if a is not None]:
-            self._close(answer, "error", events, error=moved)
-        self._live.clear()
-        self._reported.clear()
+        if self._session is not None:
+            self._give_up(moved, events)
         self._session = session
-        self._reports = Reports(session.state.report, self.slots, REPORTS)
+        self._logprobs = Logprobs(session.step)
+        self._reports = Reports(session.state.report, self.slots, REPORTS, self._logprobs.bytes)
 
 
 def decode_engine(model: Any, *, max_len: int, slots: int = MAX_SLOTS) -> Engine:

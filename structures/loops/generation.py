@@ -12,7 +12,7 @@ import torch
 from .sampling import Sampling
 
 if TYPE_CHECKING:
-    from .engine import Handle
+    from .answer import Handle
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_ANSWERS = 128

@@ -12,17 +12,22 @@ SLOTS = 2  # the step whose report is read, and the one that runs meanwhile
 class Reports:
     """Copies of a state's report on the host; ``post`` after a step, ``take`` when it is wanted."""
 
-    def __init__(self, report: torch.Tensor, batch: int, slots: int = SLOTS) -> None:
-        self._slots = slots
-        self._report, self._ids_bytes = report, 8 * batch
-        pinned = report.is_cuda
-        self._copies = [
-            torch.zeros_like(report, device="cpu", pin_memory=pinned) for _ in range(slots)
-        ]
+    def __init__(
+        self,
+        report: torch.Tensor,
+        batch: int,
+        slots: int = SLOTS,
+        beside: torch.Tensor | None = None,
+    ) -> None:
+        """``beside``: bytes that a report brings along when ``post`` is told so."""
+        self._report, self._ids_bytes, self._slots = report, 8 * batch, slots
+        self._beside = beside
+        self._copies = [_on_host(report) for _ in range(slots)]
+        self._besides = [] if beside is None else [_on_host(beside) for _ in range(slots)]
         self._views = [
             memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr())) for t in self._copies
         ]
-        self._events = [torch.cuda.Event() for _ in range(slots)] if pinned else []
+        self._events = [torch.cuda.Event() for _ in range(slots)] if report.is_cuda else []
         self._all_done = b"\x01" * batch
         self.begin()
 
@@ -31,11 +36,13 @@ class Reports:
         self._posted = self._taken = 0
         self._stopped = torch.zeros(len(self._all_done), dtype=torch.bool, device="cpu")
 
-    def post(self) -> None:
+    def post(self, *, beside: bool = False) -> None:
         """Copy the report as it is after all work queued so far."""
         slot = self._posted % self._slots
         self._posted += 1
         self._copies[slot].copy_(self._report, non_blocking=True)
+        if beside and self._beside is not None:
+            self._besides[slot].copy_(self._beside, non_blocking=True)
         if self._events:
             self._events[slot].record()
 
@@ -62,3 +69,11 @@ class Reports:
         copy = self._copies[(self._taken - 1) % self._slots]
         found: list[int] = copy[: self._ids_bytes].view(torch.int64).tolist()
         return found
+
+    def brought(self) -> torch.Tensor:
+        """The bytes beside the report taken last."""
+        return self._besides[(self._taken - 1) % self._slots]
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

@@ -19,11 +19,11 @@ _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 class Sampling:
     """Settings of one sequence, applied in this order to its fp32 logits ``z``.
 
-    1. ``repetition_penalty`` r: of every id in the prompt or the answer, ``z / r`` where z > 0,
+    1. ``logit_bias``: ``z + logit_bias[id]``; ``-inf`` forbids an id.
+    2. ``repetition_penalty`` r: of every id in the prompt or the answer, ``z / r`` where z > 0,
        else ``z * r``.
-    2. ``presence_penalty``, ``frequency_penalty``: of every id that the answer has c > 0 times,
+    3. ``presence_penalty``, ``frequency_penalty``: of every id that the answer has c > 0 times,
        ``z - presence_penalty - c * frequency_penalty``.
-    3. ``logit_bias``: ``z + logit_bias[id]``; ``-inf`` forbids an id.
     4. Stop ids are forbidden while the answer has fewer than ``min_new_tokens``.
     5. ``temperature``: 0 takes the largest; otherwise ``softmax(z / temperature)``, of which
        ``top_k`` keeps the k largest, ``top_p`` the fewest that reach p, ``min_p`` those of at
@@ -84,14 +84,23 @@ class Sampling:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
     @property
-    def plain(self) -> bool:
-        """Whether the next token is the largest logit and nothing else is asked for."""
-        return (
-            self.temperature == 0
-            and (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-            == (1.0, 0.0, 0.0)
-            and not (self.logit_bias or self.min_new_tokens or self.logprobs)
-        )
+    def penalised(self) -> bool:
+        """Whether what was said before changes what comes next."""
+        given = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return given != (1.0, 0.0, 0.0)
+
+    def seed_of(self, index: int, drawn: int) -> int:
+        """Seed of answer ``index``: ``seed`` (or ``drawn`` where it is None), or one mixed from it.
+
+        Source of the mixing: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195 (SplitMix64).
+        """
+        seed = drawn if self.seed is None else self.seed
+        if index == 0:
+            return seed
+        word = (seed + index * 0x9E3779B97F4A7C15) % 2**64
+        word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+        return (word ^ (word >> 31)) % SEEDS
 
 
 def _number(

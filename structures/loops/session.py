@@ -21,6 +21,7 @@ from ..catalogue.head import propose_head, read_embedding
 from ..catalogue.layer_math import Families
 from ..discover import FLOATS
 from .cache import StaticState
+from .controls import Controls
 from .decoder import DecoderSpec
 from .prefill import Prefill
 from .report import Reports
@@ -74,7 +75,7 @@ class Session:
         slots = -(-max_len // SLOT_GROUP) * SLOT_GROUP
         decoder = BoundDecoder.of(model, spec, max_len=max_len, slots=slots)
         kv = [(layer.kv_heads, layer.spec.attention.head_dim) for layer in decoder.layers]
-        self.batch, self.max_len = batch, max_len
+        self.batch, self.max_len, self._sampling = batch, max_len, sampling
         self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.table)
         self._arena = Arena(decoder.table, batch)
         self._make_step = partial(Step, families, sampling, decoder, arena=self._arena)
@@ -96,10 +97,25 @@ class Session:
             self._graphs[name] = self._backend.record(step, warmups=1, pool=self.pool)
         return self._graphs[name]
 
+    @property
+    def controls(self) -> Controls:
+        """Sampling settings by row; made when they are first wanted."""
+        if self.step.controls is None:
+            columns = self.step.logits.shape[1]
+            made = Controls(self._sampling, self.batch, columns, self.state.lengths)
+            for rows, step in self._steps.items():
+                step.controls = made.rows_of(slice(0, rows))
+        found = self.step.controls
+        assert found is not None
+        return found
+
     def step_of(self, rows: int) -> Step:
         """The step of the first ``rows`` rows."""
         if rows not in self._steps:
-            self._steps[rows] = self._make_step(self.state.first(rows))
+            made = self._make_step(self.state.first(rows))
+            if self.step.controls is not None:
+                made.controls = self.step.controls.rows_of(slice(0, rows))
+            self._steps[rows] = made
         return self._steps[rows]
 
     def advance(self, name: str, rows: int) -> None:
@@ -124,17 +140,21 @@ class Session:
         state.max_new[row].fill_(max_new)
         state.finished[row].zero_()
 
-    def choose_row(self, row: int) -> None:
+    def choose_row(self, row: int, way: str) -> None:
         """The first token of ``row``, from its logits."""
-        self.step.choose(slice(row, row + 1))
+        self.step.draw(way, slice(row, row + 1))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """A row's first ``length`` positions and everything else it has to another place."""
         state = self.state
         for cache in (*state.k, *state.v):
             cache[target, :, :length].copy_(cache[source, :, :length])
-        for values in state.by_row():
+        for values in self._by_row():
             values[target].copy_(values[source])
+
+    def _by_row(self) -> list[torch.Tensor]:
+        controls = self.step.controls
+        return [*self.state.by_row(), *([] if controls is None else controls.by_row())]
 
     def fill(self, request: Request) -> None:
         """Prompts into the cache; logits of each row's last token into the step's logits."""
@@ -150,7 +170,9 @@ class Session:
     @property
     def memory_bytes(self) -> int:
         """Caches and buffers; what graphs own beside them is not counted."""
-        return self.state.memory_bytes + self._arena.memory_bytes
+        controls = self.step.controls
+        settings = 0 if controls is None else controls.memory_bytes
+        return self.state.memory_bytes + self._arena.memory_bytes + settings
 
 
 class Sessions:

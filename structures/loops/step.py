@@ -20,6 +20,7 @@ from ..catalogue.layer_math import (
     prologue,
 )
 from .cache import StaticState
+from .controls import ADJUSTED, DRAWN, GREEDY, Controls
 from .decoder import DecoderSpec
 from .rotary import Table, extended, rotary_table
 
@@ -139,6 +140,7 @@ class Step:
         self._scratch = arena.scratch(
             ("choice", columns), lambda: sampling.workspace(arena.rows, columns, like.device)
         )
+        self.controls: Controls | None = None
         self._heads = [
             _attend(families.attention, self, index, outs[n]) for index, n in enumerate(attended)
         ]
@@ -195,10 +197,47 @@ class Step:
             workspace=self._scratch,
         )
 
+    def draw(self, way: str, rows: slice = slice(None)) -> None:
+        """A choice by the rows' controls; everything else as ``choose``."""
+        if way == GREEDY:
+            self.choose(rows)
+            return
+        assert self.controls is not None
+        state, controls = self.state, self.controls.rows_of(rows)
+        self.sampling.sample_step(
+            self.logits[rows],
+            state.tokens[rows],
+            state.counts[rows],
+            state.lengths[rows],
+            state.finished[rows],
+            state.next_ids[rows],
+            controls.eos,
+            state.max_new[rows],
+            **controls.arguments(way),
+            pad_id=STOPPED,
+            workspace=self.draw_scratch(),
+        )
+
+    def draw_scratch(self) -> torch.Tensor:
+        """Workspace of draws and log-probabilities of the arena's rows."""
+        rows, columns, device = self.arena.rows, self.logits.shape[1], self.logits.device
+        make = self.sampling.sample_workspace
+        return self.arena.scratch(("draw", columns), lambda: make(rows, columns, device))
+
     def greedy(self) -> None:
         """One whole greedy step."""
         self.forward()
         self.choose()
+
+    def drawn(self) -> None:
+        """One whole step with draws."""
+        self.forward()
+        self.draw(DRAWN)
+
+    def adjusted(self) -> None:
+        """One whole step with penalties, bias and grammars."""
+        self.forward()
+        self.draw(ADJUSTED)
 
 
 def _qkv_width(layer: BoundLayer) -> int:

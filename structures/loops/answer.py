@@ -1,0 +1,38 @@
+"""Requests of the engine while they wait and run."""
+
+from __future__ import annotations
+
+from .controls import way_of
+from .generation import GenerationRequest, TokenMask
+
+
+class Handle:
+    """A submitted request."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.cancelled = False
+        self.open_answers = request.n
+
+    @property
+    def done(self) -> bool:
+        """Whether every answer has had its last event."""
+        return self.open_answers == 0
+
+
+class Answer:
+    """One of a request's answers, from the queue to its last event."""
+
+    def __init__(
+        self, handle: Handle, index: int, limit: int, stops: tuple[int, ...], drawn: int
+    ) -> None:
+        self.handle, self.index, self.limit, self.stops = handle, index, limit, stops
+        self.request = handle.request
+        self.sampling = handle.request.sampling
+        self.seed = self.sampling.seed_of(index, drawn)
+        self.way = way_of(self.sampling, masked=self.request.mask is not None)
+        self.prompt: tuple[int, ...] = tuple(handle.request.prompt_ids)
+        self.filled = 0  # positions of the prompt in the cache
+        self.tokens: list[int] = []
+        self.mask: TokenMask | None = None
+        self.closed = False
