@@ -21,6 +21,7 @@ COMMANDS = {
     "kernels": "flash_rt.flashrt_hf.kernels.cli",
     "explain": "flash_rt.flashrt_hf.commands.explain",
     "generate": "flash_rt.flashrt_hf.commands.generate",
+    "serve": "flash_rt.flashrt_hf.commands.serve",
     "bench": "flash_rt.flashrt_hf.commands.bench",
 }
 

@@ -77,5 +77,8 @@ MAX_JOBS = Setting[int](
 REQUIRE_GPU = Setting[bool](
     "FLASH_RT_REQUIRE_GPU", _flag, False, "1: a test that cannot find its GPU fails"
 )
+API_KEY = Setting[str | None](
+    "FLASH_RT_API_KEY", str, None, "key that opens flash-rt serve, where --api-key is not given"
+)
 
-SETTINGS = (KERNEL_BUILDS, CUDA_HOME, MAX_JOBS, REQUIRE_GPU)
+SETTINGS = (KERNEL_BUILDS, CUDA_HOME, MAX_JOBS, REQUIRE_GPU, API_KEY)

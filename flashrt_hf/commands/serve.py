@@ -1,0 +1,88 @@
+"""``flash-rt serve MODEL``: an OpenAI-compatible server in front of one model."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..host import MODEL_HELP, load_host, load_tokenizer
+from ..settings import API_KEY
+from . import DEVICE_HELP, DTYPE_HELP, placement, plain_errors
+
+if TYPE_CHECKING:
+    from ..server.served import Served
+
+MODULES = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+
+
+def command(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help=f"opens the server; may be repeated; default: ${API_KEY.name}"),
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="no key though other machines reach the address")
+    ] = False,
+    name: Annotated[str, typer.Option(help="what requests call the model; default: MODEL")] = "",
+    max_len: Annotated[
+        int, typer.Option(help="tokens of prompt and answer; default: the model's, at most 8192")
+    ] = 0,
+    slots: Annotated[int, typer.Option(help="answers at a time, 1 to 8")] = 8,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
+    dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
+    max_queue: Annotated[int, typer.Option(help="prompts that wait; more get 429")] = 64,
+    timeout: Annotated[float, typer.Option(help="seconds from request to last token")] = 600.0,
+    grace: Annotated[float, typer.Option(help="seconds for running requests at the end")] = 30.0,
+    max_body: Annotated[float, typer.Option(help="largest request body in MiB")] = 16.0,
+    image_urls: Annotated[
+        bool, typer.Option("--image-urls", help="fetch images from public web addresses")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP, in OpenAI's wire format."""
+    missing = [module for module in MODULES if importlib.util.find_spec(module) is None]
+    if missing:
+        print(
+            f"flash-rt: serve needs {', '.join(missing)}; run: pip install 'flashrt-hf[serve]'",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+    from ..server.app import Server
+    from ..server.config import MIB, ServerConfig
+    from ..server.run import serve
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    keys = tuple(api_key or ()) or ((API_KEY.get(),) if API_KEY.get() else ())
+    with plain_errors():
+        config = ServerConfig(
+            name=name or model,
+            host=host,
+            port=port,
+            api_keys=tuple(filter(None, keys)),
+            anonymous=anonymous,
+            max_queue=max_queue,
+            request_timeout_s=timeout,
+            grace_s=grace,
+            max_body_bytes=int(max_body * MIB),
+            image_urls=image_urls,
+        )
+        served = _load(model, config.name, device, dtype, max_len or None, slots)
+        server = Server(served, config)
+    serve(server)
+
+
+def _load(
+    model: str, name: str, device: str, dtype: str, max_len: int | None, slots: int
+) -> Served:
+    from ..server.loading import text_model
+
+    place, kind = placement(device, dtype)
+    tokenizer = load_tokenizer(model)
+    host = load_host(model, device=place, dtype=kind)
+    return text_model(host, tokenizer, name=name, max_len=max_len, slots=slots)

@@ -1,0 +1,103 @@
+"""Grammars that constrain sampling, by llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from llguidance import LLMatcher, LLParserLimits
+
+from .errors import ApiError, bad
+from .text import Codec
+
+# A schema comes from a client; these bound what its grammar may cost.
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+# White space between tokens of JSON is the model's choice, but may not go on for ever.
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,24}"}
+MAX_SCHEMA_CHARACTERS = 100_000
+MAX_SCHEMA_DEPTH = 64
+
+
+class Mask:
+    """``TokenMask`` of one answer."""
+
+    def __init__(self, codec: Codec, grammar: str) -> None:
+        self._matcher = LLMatcher(codec.grammar_tokenizer, grammar, log_level=0, limits=LIMITS)
+        self._check()
+
+    def allowed(self) -> torch.Tensor:
+        """int32 ``[ceil(V / 32)]``."""
+        bits = self._matcher.compute_bitmask()
+        self._check()
+        return torch.frombuffer(bytearray(bits), dtype=torch.int32)
+
+    def accept(self, token_id: int) -> bool:
+        """Advance; True when nothing but an end may follow."""
+        self._matcher.consume_token(token_id)
+        self._check()
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"grammar: {self._matcher.get_error()}")
+
+
+def mask_factory(codec: Codec, grammar: str, param: str) -> Callable[[], Mask]:
+    """What ``GenerationRequest.mask`` takes.
+
+    Raises:
+        ApiError: 400, the grammar cannot be used; ``param`` is what it came from.
+    """
+    problem = LLMatcher.validate_grammar(grammar, codec.grammar_tokenizer, limits=LIMITS)
+    if problem and not problem.startswith("WARNING"):
+        raise bad(f"Invalid value for {param!r}: {_first_line(problem)}", param, "invalid_schema")
+    return lambda: Mask(codec, grammar)
+
+
+def json_grammar(schema: dict[str, Any], param: str) -> str:
+    """Grammar of the JSON texts that follow a schema.
+
+    Raises:
+        ApiError: 400, the schema is too large, or uses what llguidance does not have.
+    """
+    check_schema(schema, param)
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
+    except ValueError as error:
+        text = _first_line(str(error))
+        raise bad(f"Invalid value for {param!r}: {text}", param, "invalid_schema") from None
+
+
+def check_schema(schema: dict[str, Any], param: str) -> None:
+    """Refuse a schema whose size or depth is out of all proportion.
+
+    Raises:
+        ApiError: 400.
+    """
+    depth = 0
+    level: list[Any] = [schema]
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _too_large(param, f"nested at most {MAX_SCHEMA_DEPTH} deep")
+        inner = [v for x in level for v in (x.values() if isinstance(x, dict) else x)]
+        level = [v for v in inner if isinstance(v, (dict, list))]
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARACTERS:
+        raise _too_large(param, f"at most {MAX_SCHEMA_CHARACTERS} characters")
+
+
+def _too_large(param: str, rule: str) -> ApiError:
+    return bad(f"Invalid value for {param!r}: must be {rule}", param, "invalid_schema")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:500] if text.strip() else "the grammar is invalid"

@@ -1,0 +1,116 @@
+"""uvicorn around the application: slow clients are dropped, SIGTERM ends streams properly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .app import Server
+from .config import ServerConfig
+
+MAX_CONNECTIONS = 1024
+SWITCH_SECONDS = 0.0005  # the worker must get the interpreter back well within a token
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 that gives up on a client which sends no request or does not read its answer."""
+
+    limits: ServerConfig
+    _timer: asyncio.TimerHandle | None = None
+    cycle: Any
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._set_timer(self.limits.body_timeout_s, self._no_request)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        self._set_timer(None)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The send buffer is full: the client has to read."""
+        super().pause_writing()
+        self._set_timer(self.limits.stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has."""
+        super().resume_writing()
+        self._set_timer(None)
+
+    def _no_request(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+    def _set_timer(self, seconds: float | None, action: Any = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, action)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Drains the worker while the connections end."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no connections, let requests end within the grace time, then end them."""
+        config = self._server.config
+        drain = asyncio.create_task(self._server.worker.drain(config.grace_s))
+        await super().shutdown(sockets)
+        await drain
+
+
+def uvicorn_server(server: Server) -> uvicorn.Server:
+    """A uvicorn server, ready for ``run`` or ``serve``."""
+    config = server.config
+    protocol = type("Protocol", (Protocol,), {"limits": config})
+    settings = uvicorn.Config(
+        server.app,
+        host=config.host,
+        port=config.port,
+        http=protocol,
+        ws="none",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=30,
+        # Behind the grace time answers only have to be flushed.
+        timeout_graceful_shutdown=round(config.grace_s + 5),
+    )
+    return _Uvicorn(settings, server)
+
+
+def serve(server: Server) -> None:
+    """Serve until SIGINT or SIGTERM; returns when every stream has ended."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    running = uvicorn_server(server)
+    with _ending_quietly():
+        running.run()
+
+
+@contextlib.contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """uvicorn raises its signal again when it is done; here that was a proper end."""
+    ignore = functools.partial(signal.signal, handler=lambda *_: None)
+    before = {number: ignore(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Requests and answers of the HTTP interface, one file an endpoint."""

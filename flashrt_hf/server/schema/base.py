@@ -1,0 +1,113 @@
+"""What requests share: strict types, no unknown fields, sampling parameters."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ApiError, bad, unsupported
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+R = TypeVar("R", bound="Strict")
+
+
+class Strict(BaseModel):
+    """Part of a request: exact types, and no field that nobody reads."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Strict):
+    """What a stream carries beside text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Unit = Annotated[float, Field(ge=0, le=1)]
+
+
+class SamplingRequest(Strict):
+    """Fields that ``/v1/chat/completions`` and ``/v1/completions`` share.
+
+    ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids`` and
+    ``ignore_eos`` are not OpenAI's; its clients send them through ``extra_body``. Fields whose
+    type allows one value only ask for what this server does anyway.
+    """
+
+    model: str
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Unit | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def read(kind: type[R], body: bytes) -> R:
+    """A request out of JSON.
+
+    Raises:
+        ApiError: 400 that names the first parameter at fault and its rule.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def _explained(error: ValidationError) -> ApiError:
+    found = error.errors(include_url=False, include_context=False)
+    if found[0]["type"] == "json_invalid":
+        return bad(f"The body must be JSON: {found[0]['msg']}", code="invalid_json")
+    unknown = next((e for e in found if e["type"] == "extra_forbidden"), None)
+    if unknown is not None:
+        return unsupported(_path(unknown["loc"]))
+    first = found[0]
+    name = _path(first["loc"]) or "body"
+    if first["type"] == "missing":
+        return bad(f"Missing required parameter: {name!r}", name, "missing_required_parameter")
+    value = _short(first["input"])
+    return bad(f"Invalid value for {name!r}: {first['msg']}, got {value}", name)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """``messages[0].content``; the names that pydantic gives to the members of unions are left."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.replace("_", "").replace(".", "").isalnum():
+            path += f".{part}" if path else part
+    return path
+
+
+def _short(value: Any) -> str:
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

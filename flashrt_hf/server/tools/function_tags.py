@@ -1,0 +1,84 @@
+"""``<tool_call><function=name><parameter=key>value</parameter></function>``: Qwen3-Coder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..schema.chat import Function
+from .base import Call, TagParser, ToolParser, arguments_schema, new_id, quoted
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+
+
+class FunctionTags:
+    """Tags for function and parameters; values of strings are bare, others are JSON."""
+
+    signs = (BEGIN, "<function=", "<parameter=")
+    markers = (BEGIN, END)
+
+    def parser(self, tools: Sequence[Function]) -> ToolParser:
+        """For one answer."""
+        by_name = {tool.name: tool for tool in tools}
+
+        def read(text: str) -> list[Call] | None:
+            found = FUNCTION.fullmatch(text)
+            if found is None or found[1] not in by_name:
+                return None
+            if PARAMETER.sub("", found[2]).strip():
+                return None
+            properties = _properties(by_name[found[1]])
+            given = {
+                part[1]: _value(part[2], properties.get(part[1]))
+                for part in PARAMETER.finditer(found[2])
+            }
+            return [Call(new_id(), found[1], json.dumps(given, ensure_ascii=False))]
+
+        return TagParser(BEGIN, END, read)
+
+    def lark(self, tools: Sequence[Function], *, many: bool, token: Callable[[str], str]) -> str:
+        """Parameters in the schema's order, the required ones always."""
+        options = " | ".join(f"call_{i}" for i in range(len(tools)))
+        repeat = '("\\n" one)*' if many else ""
+        lines = [
+            f"start: one {repeat}",
+            f'one: {token(BEGIN)} "\\n" ({options}) "\\n" {token(END)}',
+            'text[suffix="\\n</parameter>\\n"]: /(.|\\n)*/',
+        ]
+        for i, tool in enumerate(tools):
+            names = []
+            required = arguments_schema(tool).get("required", [])
+            for j, (key, schema) in enumerate(_properties(tool).items()):
+                rule = f"value_{i}_{j}"
+                names.append(rule if key in required else f"{rule}?")
+                head = quoted(f"<parameter={key}>\n")
+                if _is_text(schema):
+                    lines.append(f"{rule}: {head} text")
+                else:
+                    lines.append(f'{rule}: {head} json_{i}_{j} "\\n</parameter>\\n"')
+                    lines.append(f"json_{i}_{j}: %json {json.dumps(schema)}")
+            head = quoted(f"<function={tool.name}>\n")
+            lines.append(f'call_{i}: {head} {" ".join(names)} "</function>"')
+        return "\n".join(lines)
+
+
+def _properties(tool: Function) -> dict[str, Any]:
+    found = arguments_schema(tool).get("properties", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _is_text(schema: Any) -> bool:
+    return not isinstance(schema, dict) or schema.get("type", "string") == "string"
+
+
+def _value(text: str, schema: Any) -> Any:
+    if _is_text(schema):
+        return text
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text
