@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from flash_rt.structures.loops.engine import Engine as SlotEngine
-from flash_rt.structures.loops.engine import Handle
+from flash_rt.structures.loops import Engine as SlotEngine
+from flash_rt.structures.loops import Handle
 from flash_rt.structures.loops.generation import GenerationRequest, TokenEvent
 
 
