@@ -7,6 +7,7 @@ from .decode import DecodeLoop, decode_loop
 from .engine import Engine, decode_engine
 from .generation import GenerationRequest, TokenEvent, TokenLogprob, TokenMask
 from .sampling import Sampling
+from .text import TextStream
 
 __all__ = [
     "DecodeLoop",
@@ -14,6 +15,7 @@ __all__ = [
     "GenerationRequest",
     "Handle",
     "Sampling",
+    "TextStream",
     "TokenEvent",
     "TokenLogprob",
     "TokenMask",

@@ -11,7 +11,7 @@ class Handle:
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
-        self.cancelled = False
+        self.cancelled: set[int] = set()
         self.open_answers = request.n
 
     @property
@@ -36,3 +36,8 @@ class Answer:
         self.tokens: list[int] = []
         self.mask: TokenMask | None = None
         self.closed = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller wants no more of it."""
+        return self.index in self.handle.cancelled

@@ -90,9 +90,12 @@ class Engine:
             return ()
         return tuple(given) if isinstance(given, Sequence) else (int(given),)
 
-    def cancel(self, handle: Handle) -> None:
-        """End a request; the next ``step`` reports "cancelled" and nothing more of it."""
-        handle.cancelled = True
+    def cancel(self, handle: Handle, index: int | None = None) -> None:
+        """End a request, or one of its answers.
+
+        The next ``step`` reports "cancelled", and nothing more of it.
+        """
+        handle.cancelled |= {*range(handle.request.n)} if index is None else {index}
 
     @property
     def idle(self) -> bool:
@@ -142,14 +145,14 @@ class Engine:
             self._collect(events, keep=0)
 
     def _drop_cancelled(self, events: list[TokenEvent]) -> None:
-        for answer in [a for a in self._waiting if a.handle.cancelled]:
+        for answer in [a for a in self._waiting if a.cancelled]:
             self._waiting.remove(answer)
             self._close(answer, "cancelled", events)
-        if self._joining is not None and self._joining[0].handle.cancelled:
+        if self._joining is not None and self._joining[0].cancelled:
             self._close(self._joining[0], "cancelled", events)
             self._joining = None
         for running in self._live:
-            if running is not None and running.handle.cancelled:
+            if running is not None and running.cancelled:
                 self._close(running, "cancelled", events)
 
     def _close(

@@ -191,6 +191,16 @@ def test_several_answers_to_one_prompt() -> None:
     assert len(found) == 5
 
 
+def test_one_of_several_answers_is_cancelled() -> None:
+    with engine_of("llama", slots=3) as engine:
+        handle = engine.submit(request(9, max_new_tokens=8, n=3))
+        engine.step()
+        engine.cancel(handle, 1)
+        found = drain(engine)
+    reasons = [found[handle, i][-1].finish_reason for i in range(3)]
+    assert reasons == ["length", "cancelled", "length"]
+
+
 def test_answers_fill_the_cache_to_its_last_position() -> None:
     items = [request(100, max_new_tokens=None), request(127, max_new_tokens=None)]
     wanted = alone("llama", items)
