@@ -1,21 +1,20 @@
-"""Load the host model that a command names."""
+"""Load the model that a command names."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 REAL_MODEL = "smollm2"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 MODEL_HELP = (
     "smollm2 (the small real model), the name of a benchmark model (true shape, random weights), "
-    "a folder, or a Hub id such as Qwen/Qwen3-8B"
+    "a folder, a GGUF file, or a Hub id such as Qwen/Qwen3-8B"
 )
 
 
@@ -30,15 +29,12 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 
 def load_host(name: str, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a causal language model in evaluation mode, without a progress bar.
+    """Load a model of the benchmark, unattached, in evaluation mode, without a progress bar.
 
     Args:
-        name: see ``MODEL_HELP``.
+        name: of ``bench.models.CONFIGS``, or ``smollm2``.
         device: where it goes.
         dtype: what its parameters are cast to.
-
-    Raises:
-        FileNotFoundError: there is no such model.
     """
     from transformers.utils import logging
 
@@ -49,45 +45,36 @@ def load_host(name: str, *, device: torch.device, dtype: torch.dtype) -> PreTrai
         from .real_model import load
 
         return load(device=device, dtype=dtype)
-    if name in models.CONFIGS:
-        return models.build(name, device=device, dtype=dtype)
-    from transformers import AutoModelForCausalLM
-
-    with _named(name):
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    model.requires_grad_(False)
-    return model.to(device).eval()
+    return models.build(name, device=device, dtype=dtype)
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+def load_handle(
+    name: str, *, device: torch.device, dtype: torch.dtype | None, **options: Any
+) -> Any:
+    """``load_model`` of what a command names.
+
+    Args:
+        name: see ``MODEL_HELP``.
+        device: where it goes.
+        dtype: what its parameters are cast to; None takes the checkpoint's own, except on a CPU,
+            which gets ``default_dtype``.
+        options: further ones of ``load_model``; ``progress`` is on where standard error is a
+            terminal.
 
     Raises:
-        ValueError: the name is a benchmark model's, whose weights are random.
-        FileNotFoundError: there is no such model.
+        FileNotFoundError, ValueError, MemoryError: see ``load_model``.
     """
     from .bench import models
+    from .load import load_model
 
-    if name == REAL_MODEL:
-        from .real_model import tokenizer
-
-        return tokenizer()
     if name in models.CONFIGS:
-        raise ValueError(
-            f"generate: model must have real weights, got the benchmark model {name!r}"
-        )
-    from transformers import AutoTokenizer
+        dtype = dtype or default_dtype(device)
+        return load_model(models.build(name, device=device, dtype=dtype), **options)
+    if device.type == "cpu":
+        dtype = dtype or default_dtype(device)
+    if name == REAL_MODEL:
+        from .real_model import folder
 
-    with _named(name):
-        return AutoTokenizer.from_pretrained(name)
-
-
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Turn what transformers raises for an unknown model into one line with the next step."""
-    try:
-        yield
-    except OSError as error:
-        raise FileNotFoundError(
-            f"model must be {MODEL_HELP}; got {name!r}: {str(error).splitlines()[0]}"
-        ) from error
+        name = str(folder())
+    options = {"progress": sys.stderr.isatty(), **options}
+    return load_model(name, device=device, dtype=dtype, **options)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..host import DTYPES, default_device, default_dtype
+from ..host import DTYPES, default_device
 
 if TYPE_CHECKING:
     import torch
 
 DEVICE_HELP = "default: the first GPU, else cpu"
-DTYPE_HELP = f"{', '.join(DTYPES)}; default: bf16 on a GPU, fp32 on a CPU"
+DTYPE_HELP = f"{', '.join(DTYPES)}; default: the checkpoint's own on a GPU, fp32 on a CPU"
+PRECISION_HELP = "auto, or what the weights are packed to; see the argument of load_model"
 
 
 @contextlib.contextmanager
@@ -25,13 +26,15 @@ def plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, FileNotFoundError, KernelUnavailable) as error:
+    except (ValueError, FileNotFoundError, ImportError, MemoryError, KernelUnavailable) as error:
         print(f"flash-rt: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
-def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype | None]:
     """Where a model goes and what its parameters are cast to; empty text means the default.
+
+    None as the dtype is the checkpoint's own, see ``load_handle``.
 
     Raises:
         typer.BadParameter: no such device, or a dtype that is not in ``DTYPES``.
@@ -49,4 +52,4 @@ def placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
         raise typer.BadParameter(f"device must be cpu, cuda or cuda:N, got {device!r}")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter(f"device must be cpu, as torch sees no GPU, got {device!r}")
-    return place, DTYPES[dtype] if dtype else default_dtype(place)
+    return place, DTYPES[dtype] if dtype else None

@@ -1,4 +1,4 @@
-"""``flash-rt generate MODEL PROMPT``: a greedy answer, streamed, from the captured decode loop."""
+"""``flash-rt generate MODEL PROMPT``: an answer, streamed, from the captured decode loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ..host import MODEL_HELP, load_host, load_tokenizer
-from . import DEVICE_HELP, DTYPE_HELP, placement, plain_errors
+from ..host import MODEL_HELP, load_handle
+from . import DEVICE_HELP, DTYPE_HELP, PRECISION_HELP, placement, plain_errors
+
+GREEDY = "default: the likeliest token, no drawing"
 
 
 def command(
@@ -20,35 +22,49 @@ def command(
         int, typer.Option(help="tokens that the cache holds", show_default="as needed")
     ] = 0,
     raw: Annotated[bool, typer.Option(help="continue the text; no chat template")] = False,
+    temperature: Annotated[float | None, typer.Option(min=0, help=GREEDY)] = None,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k likeliest")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="draw from the likeliest that reach p")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="of the draws; default: another each time")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer")] = None,
+    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
+    revision: Annotated[str | None, typer.Option(help="branch, tag or commit on the Hub")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run the checkpoint's own Python")
+    ] = False,
 ) -> None:
-    """Answer a prompt greedily."""
-    from transformers import TextStreamer
-
-    from flash_rt import structures
-
+    """Answer a prompt."""
     place, kind = placement(device, dtype)
-    with plain_errors():
-        tokenizer = load_tokenizer(model)
     text = sys.stdin.read() if prompt == "-" else prompt
-    if raw or not tokenizer.chat_template:
-        encoded = tokenizer(text, return_tensors="pt")
-    else:
-        encoded = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
-    ids = encoded["input_ids"].to(place)
+    drawing = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     with plain_errors():
-        host = load_host(model, device=place, dtype=kind)
         start = time.perf_counter()
-        print(f"attaching to {model} on {place} ...", file=sys.stderr, flush=True)
-        structures.attach(host, host.forward)
-        loop = structures.decode_loop(host, max_len=max_len or ids.shape[1] + max_new_tokens)
+        print(f"loading and attaching {model} on {place} ...", file=sys.stderr, flush=True)
+        handle = load_handle(
+            model,
+            device=place,
+            dtype=kind,
+            precision=precision,
+            max_len=max_len or None,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
         seconds = time.perf_counter() - start
-        print(f"attached in {seconds:.1f} s", file=sys.stderr, flush=True)
-        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        loop.generate(ids, max_new_tokens=max_new_tokens, streamer=streamer)
+        print(f"ready after {seconds:.1f} s", file=sys.stderr, flush=True)
+        with handle:
+            if not hasattr(handle, "stream"):
+                raise ValueError(
+                    f"generate: model must generate text, got {type(handle.model).__name__}"
+                )
+            pieces = handle.stream(
+                text, max_new_tokens=max_new_tokens, stop=stop or (), raw=raw, **drawing
+            )
+            for piece in pieces:
+                print(piece, end="", flush=True)
+    print()

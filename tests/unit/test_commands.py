@@ -30,25 +30,52 @@ def test_explain_as_text_is_the_table(capsys):
     assert lines[0].split()[:3] == ["region", "decision", "structure"]
 
 
-def test_unknown_models_are_named(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match=r"a Hub id such as .*; got '/nowhere/at/all'"):
-        host.load_host("/nowhere/at/all", device=CPU, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"model must have real weights, got .* 'tiny-qwen3'"):
-        host.load_tokenizer("tiny-qwen3")
+def test_explain_fits_a_terminal():
+    from flash_rt import structures
+
+    handle = host.load_handle("tiny-qwen3", device=CPU, dtype=None, attach=False)
+    table = structures.explain(structures.plan(handle))
+    text = explain.fitted(table, 60)
+    assert max(map(len, text.splitlines())) <= 60
+    words = text.split()
+    for cell in (cell for row in table.cells() for cell in row):
+        assert all(word in " ".join(words) for word in cell.split())
+
+
+def test_random_weights_answer_nothing(capsys):
+    import typer
+
+    with pytest.raises(typer.Exit):
+        generate.command("tiny-qwen3", "Hello", device="cpu")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("flash-rt: stream: Qwen3ForCausalLM must have a tokenizer")
 
 
 def test_a_command_prints_one_line_for_an_unknown_model(monkeypatch, capsys):
     import typer
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for call in (
         lambda: explain.command("/nowhere/at/all", device="cpu"),
         lambda: generate.command("/nowhere/at/all", "Hello", device="cpu"),
     ):
         with pytest.raises(typer.Exit):
             call()
-        assert capsys.readouterr().err.startswith("flash-rt: model must be smollm2 ")
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last == "flash-rt: load_model: folder must exist, got '/nowhere/at/all'"
+
+
+def test_a_model_that_generates_nothing(tmp_path, capsys):
+    import typer
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=8, intermediate_size=8, num_attention_heads=2, num_hidden_layers=1
+    )
+    ViTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(typer.Exit):
+        generate.command(str(tmp_path), "Hello", device="cpu")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "flash-rt: generate: model must generate text, got ViTModel"
 
 
 def test_unknown_dtype_is_refused():
@@ -101,13 +128,25 @@ def test_generate_prints_what_the_host_would_say(small_real_model, capsys):
     assert printed == said + "\n"
 
 
+def test_generate_draws_and_stops_as_asked(small_real_model, capsys):
+    def said(**options):
+        generate.command("smollm2", "Hello", max_new_tokens=24, device="cpu", **options)
+        return capsys.readouterr().out
+
+    greedy = said()
+    assert said(temperature=2.0, seed=1) == said(temperature=2.0, seed=1) != greedy
+    assert said(top_k=1) == greedy
+    stop = greedy[4:6]
+    assert said(stop=[stop]) == greedy[: greedy.index(stop)] + "\n"
+
+
 def test_a_cache_too_short_for_the_request_is_one_line(small_real_model, capsys):
     import typer
 
     with pytest.raises(typer.Exit):
         generate.command("smollm2", "Hello", max_new_tokens=8, max_len=4, device="cpu")
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("flash-rt: decode_loop.generate: the prompt and one new token must fit")
+    assert last == "flash-rt: stream: prompt and max_new_tokens must fit max_len = 4, got 6 + 8"
 
 
 def test_a_missing_build_is_one_message(small_real_model, monkeypatch, capsys):

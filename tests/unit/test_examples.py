@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def checkpoint(tmp_path_factory) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}?"
     fast.save_pretrained(folder)
     models.build("tiny-qwen3", device=torch.device("cpu"), dtype=torch.float32).save_pretrained(
         folder
@@ -61,3 +63,12 @@ def test_structure_pipeline_decode(monkeypatch, capsys, checkpoint):
     assert "- ab" in out
     assert "- a longer prompt" in out
     assert "2 rows, " in out
+
+
+def test_load_model(monkeypatch, capsys, checkpoint):
+    out = run(monkeypatch, capsys, "load_model.py", checkpoint, "Why?")
+    first, *_ = out.splitlines()
+    assert first == "> Why?"
+    bound, regions = re.search(r"(\d+) of (\d+) regions run on FlashRT", out).groups()
+    assert int(regions) > int(bound) >= 4
+    assert "Why?" in out.splitlines()[-1]
