@@ -13,18 +13,24 @@ from .capture import CapturedForward
 from .discover import FLOATS
 from .kernels import KernelUnavailable
 from .numbers import place, region_dtype
-from .plan import (
-    Plan,
-    Settings,
-    _checked_precision,
-    host_of,
-    make_plan,
-)
+from .plan import Plan, Settings, host_of, make_plan, read_settings
+from .precision.choice import Precision
+from .precision.host_weights import KeepHost, refuse_absent
+from .precision.packing import Packing
+from .precision.quantising import MIN_COSINE
 from .quiet import proofs_alone
+from .weights import Copies, refuse_released
 
 
 def attach(
-    model: Any, forward: Callable[..., Any] | None = None, *, precision: str = "auto"
+    model: Any,
+    forward: Callable[..., Any] | None = None,
+    *,
+    precision: Precision = "auto",
+    calibration: Any = None,
+    observer: str = "max",
+    min_cosine: float | None = MIN_COSINE,
+    keep_host: KeepHost = "cpu",
 ) -> Plan:
     """Bind FlashRT's structures into an unmodified model, and capture its forward.
 
@@ -33,7 +39,21 @@ def attach(
         forward: the method through which the model is called, of the model or of a module inside;
             default ``model.forward``. Calls of it replay graphs where they can.
         precision: ``"auto"`` takes the weights as they are; ``"bf16"`` also, and refuses a model
-            whose weights are of another dtype. Neither changes a parameter.
+            whose weights are of another dtype. Neither changes a parameter. ``"fp8"``, ``"int8"``
+            and ``"nvfp4"`` read the linear weights of bound regions from packed copies. A dict maps
+            globs over module paths to one of these; the last that matches a module, or a module
+            around it, decides, and what none matches stays ``"auto"``.
+        calibration: text like that which the model will read: token ids ``[B, T]``, an iterable of
+            them, of dicts of the forward's arguments, or of tuples; or a callable that takes the
+            model and calls it. FP8 products of many rows then use static scales, NVFP4 scales weigh
+            the columns by their inputs, and fidelity is measured on the half that is held out.
+        observer: what a static scale covers: ``"max"``, or a percentile such as ``"p99.9"``.
+        min_cosine: floor of the cosine between the logits of the quantised and of the
+            full-precision model, see ``explain``. Weights that break it are promoted from nvfp4 to
+            fp8, int8 and bf16 until it holds. None measures nothing.
+        keep_host: where the full-precision weights of packed copies are meanwhile: ``"cpu"`` moves
+            them there and ``detach`` brings them back, ``"gpu"`` leaves them, False releases them,
+            and neither ``detach`` nor saving is possible then.
 
     Returns:
         The plan in force. Attaching again with the same settings returns the same plan.
@@ -49,8 +69,15 @@ def attach(
         The host is untouched after any error.
     """
     host = host_of(model)
-    target = _target(model, host, forward)
-    settings = Settings(_checked_precision(precision), _path_of(host, target))
+    settings = read_settings(
+        *(model, host, forward),
+        precision=precision,
+        calibration=calibration,
+        observer=observer,
+        min_cosine=min_cosine,
+        keep_host=keep_host,
+    )
+    target = host.get_submodule(settings.forward)
     with proofs_alone:
         return _attach(host, target, settings)
 
@@ -70,38 +97,22 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
     binder = Binder()
     try:
         _bind(made, host, binder)
-        made.captured = _capture(target, binder)
+        if made.packing is not None:
+            made.packing.bind(host, binder)
+            made.packing.pack_all()
+            made.packing.hosts.settle(made.packing.owners(host), binder)
+        made.captured = _capture(target, binder, made.packing)
         made.generation = _open_generate(made, host, binder)
         if not isinstance(host, Overridden):
             binder.override(host, "plan")  # copies and pickles must leave the plan behind
     except BaseException:
         binder.restore()
+        if made.packing is not None:
+            made.packing.undo()
         raise
     made.binder = binder
     vars(host)[PLAN] = made
     return made
-
-
-def _target(model: Any, host: nn.Module, forward: Callable[..., Any] | None) -> nn.Module:
-    """The module whose forward was named."""
-    if forward is None or forward == getattr(model, "forward", None):
-        return host
-    target = getattr(forward, "__self__", None)
-    if isinstance(target, nn.Module) and getattr(forward, "__name__", "") == "forward":
-        return target
-    raise TypeError(
-        "attach: forward must be the forward method of the model or of a module inside, got "
-        f"{getattr(forward, '__qualname__', type(forward).__name__)}"
-    )
-
-
-def _path_of(host: nn.Module, target: nn.Module) -> str:
-    for name, module in host.named_modules():
-        if module is target:
-            return str(name)
-    raise TypeError(
-        f"attach: forward belongs to a {type(target).__name__} that is not part of the model"
-    )
 
 
 def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
@@ -116,19 +127,24 @@ def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
             example=region.module,
             dtypes=FLOATS if own is torch.float64 else (own,),
             device=device.type,
+            before_host=None if plan.packing is None else refuse_absent,
         )
         key = (candidate.structure.name, candidate.spec, proven_numbers(region.module))
         binder.override(region.module, key, forward=forward)
 
 
-def _capture(module: nn.Module, binder: Binder) -> CapturedForward:
+def _capture(module: nn.Module, binder: Binder, packing: Packing | None) -> CapturedForward:
     """Let calls of ``module`` replay graphs; without grad unless an input asks for it."""
     eager = type(module).forward
-    captured = CapturedForward(module, eager.__get__(module))
+    device = None if packing is None else packing.device
+    captured = CapturedForward(module, eager.__get__(module), device=device)
+    copies = None if packing is None else Copies(module)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.training:
             return eager(self, *args, **kwargs)
+        if copies is not None:
+            copies.refresh()
         if not torch.is_grad_enabled() or _wants_grad(args) or _wants_grad(kwargs.values()):
             return captured(*args, **kwargs)
         with torch.no_grad():
@@ -153,6 +169,8 @@ def detach(plan: Plan) -> None:
     """Undo ``attach``; see ``Plan.detach``."""
     if plan.binder is None:
         return
+    if plan.packing is not None and plan.packing.hosts.released:
+        refuse_released()
     binder, plan.binder = plan.binder, None
     model = plan._model() if plan._model is not None else None
     if model is not None:
@@ -163,4 +181,6 @@ def detach(plan: Plan) -> None:
     if plan.generation is not None:
         plan.generation.release()
     plan.generation = None
+    if plan.packing is not None:
+        plan.packing.undo()
     binder.restore()

@@ -77,12 +77,12 @@ class Binder:
         self._keys: dict[int, tuple[Any, ...]] = {}
         self._bound: dict[int, tuple[nn.Module, type[nn.Module], type[nn.Module]]] = {}
 
-    def override(self, module: nn.Module, key: Any, **methods: Callable[..., Any]) -> None:
+    def override(self, module: nn.Module, key: Any, **methods: Any) -> None:
         """Give ``module`` other methods; a second call on the same module adds to the first.
 
         Args:
             key: hashable; equal keys on equal host classes must mean equal ``methods``.
-            methods: plain functions that take the module as ``self``.
+            methods: plain functions that take the module as ``self``, or properties.
         """
         host = host_class(module)
         before = self._keys.get(id(module), ())
@@ -128,7 +128,7 @@ class Binder:
         self._classes.clear()
 
 
-def _subclass(host: type[nn.Module], methods: dict[str, Callable[..., Any]]) -> type[nn.Module]:
+def _subclass(host: type[nn.Module], methods: dict[str, Any]) -> type[nn.Module]:
     wrapped = {name: _like(getattr(host, name, None), f) for name, f in methods.items()}
     namespace: dict[str, Any] = {
         "__module__": host.__module__,
@@ -167,18 +167,24 @@ def guarded(
     example: nn.Module,
     dtypes: tuple[torch.dtype, ...],
     device: str,
+    before_host: Callable[[nn.Module], None] | None = None,
 ) -> Callable[..., Any]:
     """A forward that runs ``fast`` where the proof holds and the host's own everywhere else.
 
     The host answers in training mode, under autograd or autocast, for inputs of another dtype or
     device, when a module inside has a hook, another class (an adapter, a parametrisation) or
     another number (an eps, a scale) than at the proof, and whenever ``fast`` returns
-    ``NotImplemented``.
+    ``NotImplemented``; ``before_host`` may raise then.
     """
     intact = _intact(example)
     autocast = torch.is_autocast_enabled
     grad = torch.is_grad_enabled
     argument = next(iter(list(inspect.signature(host.forward).parameters)[1:]), "")
+
+    def host_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if before_host is not None:
+            before_host(self)
+        return host.forward(self, *args, **kwargs)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(argument)
@@ -191,7 +197,7 @@ def guarded(
             or not intact(self)
             or (unary and len(args) + len(kwargs) > 1 and not _alone(args, kwargs))
         ):
-            return host.forward(self, *args, **kwargs)
+            return host_forward(self, *args, **kwargs)
         if unary:
             if x.dim() and x.stride(-1) != 1:
                 x = x.contiguous()
@@ -203,7 +209,7 @@ def guarded(
         else:
             with torch.no_grad():
                 result = fast(self, *args, **kwargs)
-        return host.forward(self, *args, **kwargs) if result is NotImplemented else result
+        return host_forward(self, *args, **kwargs) if result is NotImplemented else result
 
     return forward
 

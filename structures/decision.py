@@ -61,11 +61,13 @@ class Bound(Decision):
         precision: storage format of the weights that are read, e.g. ``"bf16"``.
         kernels: ``"norm v1"`` for each kernel family used.
         error: what the numbers proof measured on this instance.
+        packed_bytes: of the packed copies that the region reads; 0 where it reads the host's own.
         cost, host_cost: of one call on a few tokens, bound and as the host.
     """
 
     precision: str = ""
     kernels: tuple[str, ...] = ()
+    packed_bytes: int = 0
     error: Measured | None = None
     cost: Cost | None = None
     host_cost: Cost | None = None

@@ -56,8 +56,11 @@ class Discovery:
     Attributes:
         excluded: (path, structure name) -> reason, for candidates that failed their numbers.
         unavailable: what was said about kernel families that cannot be loaded.
+        packs: whether the weight of the module at a path will be read from a packed copy. Such a
+            region is bound where one with the host's own weight had better be kept.
     """
 
+    packs: Callable[[str], bool] = lambda path: False
     excluded: dict[tuple[str, str], str] = field(default_factory=dict)
     unavailable: list[str] = field(default_factory=list)
     _meanings: dict[Any, Disproof | Fast] = field(default_factory=dict)
@@ -87,7 +90,7 @@ class Discovery:
             found = self.settle(region, structure)
             if isinstance(found, Candidate):
                 seen.update(map(id, region.module.modules()))
-                reason = structure.keep(found.spec)
+                reason = None if self._packed(found) else structure.keep(found.spec)
                 yield Rejected(region, structure, reason, keep=True) if reason else found
                 return
             if found is not None:
@@ -95,6 +98,11 @@ class Discovery:
         yield region
         for child in region.children():
             yield from self.walk(child, seen)
+
+    def _packed(self, found: Candidate) -> bool:
+        groups = found.structure.weights(found.spec, found.region.module)
+        paths = [".".join(filter(None, (found.region.path, p.path))) for g in groups for p in g]
+        return any(map(self.packs, paths))
 
     def settle(self, region: Region, structure: Structure) -> Candidate | Rejected | None:
         """Propose, check and prove the meaning of one structure for one region."""

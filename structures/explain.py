@@ -14,6 +14,7 @@ COLUMNS = (
     "decision",
     "structure",
     "precision",
+    "packed bytes",
     "kernels",
     "launches",
     "bytes saved",
@@ -72,6 +73,8 @@ def explain(plan: Plan) -> Table:
     if not isinstance(plan, Plan):
         raise TypeError(f"explain: plan must be what attach returned, got {type(plan).__name__}")
     notes = list(plan.notes)
+    if plan.packing is not None:
+        notes.extend(plan.packing.lines())
     if plan.captured is not None:
         notes.append(
             "in eval mode results carry no grad; a call with an input that requires grad, and "
@@ -91,10 +94,12 @@ def _cells(row: Decision) -> tuple[str, ...]:
         path += f" (tied with {', '.join(row.tied)})"
     head = (path, type(row).__name__, row.structure or row.kind)
     if not isinstance(row, Bound):
-        return (*head, "", "", "", "", "", row.reason)
+        return (*head, "", "", "", "", "", "", row.reason)
     launches = saved = ""
     if row.cost and row.host_cost:
         launches = f"{row.host_cost.launches} -> {row.cost.launches}"
         saved = str(row.host_cost.written_bytes - row.cost.written_bytes)
     error = str(row.error) if row.error else ""
-    return (*head, row.precision, ", ".join(row.kernels), launches, saved, error, row.reason)
+    packed = str(row.packed_bytes) if row.packed_bytes else ""
+    kernels = ", ".join(row.kernels)
+    return (*head, row.precision, packed, kernels, launches, saved, error, row.reason)

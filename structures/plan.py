@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,12 @@ from .capture import CapturedForward
 from .decision import Bound, Decision
 from .discover import Candidate, Discovery
 from .numbers import costs, numbers, place
+from .precision.choice import Chosen, Precision, describes, wanted
+from .precision.choice import checked as checked_precision
+from .precision.formats import QUANTISED
+from .precision.host_weights import KeepHost
+from .precision.packing import Packing, make_packing
+from .precision.quantising import MIN_COSINE, Quantising, read_quantising
 from .prove import Disproof
 from .quiet import proof_state
 from .region import Region
@@ -23,22 +30,23 @@ from .rows import decide
 if TYPE_CHECKING:
     from .loops.generate import GenerateDoor
 
-PRECISIONS = ("auto", "bf16")
-
 
 @dataclass(frozen=True)
 class Settings:
     """What a plan was made with; equal settings make equal plans.
 
     ``forward`` is the path of the module whose forward is captured, ``""`` for the model.
+    ``quantising`` is None where the precision makes no packed copies.
     """
 
-    precision: str = "auto"
+    precision: Chosen = "auto"
     forward: str = ""
+    quantising: Quantising | None = None
 
     def __str__(self) -> str:
         where = f"{self.forward}.forward" if self.forward else "forward"
-        return f"precision={self.precision!r}, forward=model.{where}"
+        rest = f", {self.quantising}" if self.quantising is not None else ""
+        return f"precision={describes(self.precision)}, forward=model.{where}{rest}"
 
 
 @dataclass(repr=False)
@@ -46,29 +54,36 @@ class Plan:
     """All decisions for one model, and what undoes them.
 
     Attributes:
-        decisions: every row of explain, in the order of ``model.named_modules()``.
+        decided: every row as proven, in the order of ``model.named_modules()``.
         settings: what the plan was made with.
         notes: lines about the whole model for explain (grad, capture, loops).
         candidates: the bound regions with structure and spec, by path.
         unavailable: what was said about kernel families that cannot be loaded.
         captured: the captured forward while attached; its ``stats`` count replays and fallbacks.
         generation: what ``generate`` does while attached; None for a model without it.
+        packing: precisions and packed copies; None where nothing is quantised.
     """
 
     settings: Settings
-    decisions: tuple[Decision, ...]
+    decided: tuple[Decision, ...]
     candidates: dict[str, Candidate]
     unavailable: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     binder: Binder | None = None
     captured: CapturedForward | None = None
     generation: GenerateDoor | None = None
+    packing: Packing | None = None
     _model: weakref.ref[nn.Module] | None = None
 
     def __repr__(self) -> str:
         counts = Counter(type(row).__name__.lower() for row in self.decisions)
         rows = ", ".join(f"{n} {kind}" for kind, n in counts.items())
         return f"Plan({'attached' if self.attached else 'not attached'}: {rows})"
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Every row of explain, with the precision that is read now."""
+        return self.decided if self.packing is None else self.packing.rows(self.decided)
 
     @property
     def attached(self) -> bool:
@@ -99,21 +114,74 @@ class Plan:
         detach(self)
 
 
-def plan(model: nn.Module, *, precision: str = "auto") -> Plan:
-    """Decide what ``attach`` would bind. Nothing is touched.
+def plan(
+    model: Any,
+    forward: Callable[..., Any] | None = None,
+    *,
+    precision: Precision = "auto",
+    calibration: Any = None,
+    observer: str = "max",
+    min_cosine: float | None = MIN_COSINE,
+    keep_host: KeepHost = "cpu",
+) -> Plan:
+    """Decide what ``attach`` would bind, and what it would quantise. Nothing is touched.
+
+    Arguments are those of ``attach``. Fidelity is measured by ``attach`` alone, which may promote
+    weights to a higher precision than is said here.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Module`` (nor holds one as ``.model``).
-        ValueError: unknown precision, or one that the weights do not have; a model in training
-            mode, on several devices, on meta, with offload hooks, or attached already.
+        TypeError: ``model`` is no ``nn.Module`` (nor holds one as ``.model``), or ``forward`` is
+            not a method of it.
+        ValueError: an argument outside its range, a pattern that matches no weight, or a precision
+            that the weights do not have; a model in training mode, on several devices, on meta,
+            with offload hooks, or attached already.
     """
-    return make_plan(host_of(model), Settings(precision=_checked_precision(precision)))
+    host = host_of(model)
+    settings = read_settings(
+        *(model, host, forward),
+        precision=precision,
+        calibration=calibration,
+        observer=observer,
+        min_cosine=min_cosine,
+        keep_host=keep_host,
+    )
+    return make_plan(host, settings)
 
 
-def _checked_precision(precision: str) -> str:
-    if precision not in PRECISIONS:
-        raise ValueError(f"plan: precision must be one of {PRECISIONS}, got {precision!r}")
-    return precision
+def read_settings(
+    model: Any,
+    host: nn.Module,
+    forward: Callable[..., Any] | None,
+    *,
+    precision: Precision,
+    **quantising: Any,
+) -> Settings:
+    """Check all arguments of ``attach`` and ``plan``; see there for what is raised."""
+    path = _path_of(host, forward_target(model, host, forward))
+    chosen = checked_precision(precision)
+    return Settings(chosen, path, read_quantising(chosen, **quantising))
+
+
+def forward_target(model: Any, host: nn.Module, forward: Callable[..., Any] | None) -> nn.Module:
+    """The module whose forward was named."""
+    if forward is None or forward == getattr(model, "forward", None):
+        return host
+    target = getattr(forward, "__self__", None)
+    if isinstance(target, nn.Module) and getattr(forward, "__name__", "") == "forward":
+        return target
+    raise TypeError(
+        "attach: forward must be the forward method of the model or of a module inside, got "
+        f"{getattr(forward, '__qualname__', type(forward).__name__)}"
+    )
+
+
+def _path_of(host: nn.Module, target: nn.Module) -> str:
+    for name, module in host.named_modules():
+        if module is target:
+            return str(name)
+    raise TypeError(
+        f"attach: forward belongs to a {type(target).__name__} that is not part of the model"
+    )
 
 
 def host_of(model: Any) -> nn.Module:
@@ -154,7 +222,7 @@ def check_host(model: nn.Module) -> None:
             )
 
 
-def _check_weights(model: nn.Module, precision: str) -> None:
+def _check_weights(model: nn.Module, precision: Chosen) -> None:
     """``"bf16"`` casts nothing, so most weights have to be bf16 already.
 
     Raises:
@@ -177,14 +245,19 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
     check_host(model)
     _check_weights(model, settings.precision)
     _, device = place(model)
-    discovery = Discovery()
+    chosen = settings.precision
+    discovery = Discovery(packs=lambda path: wanted(chosen, path) in QUANTISED)
     with proof_state(device):
-        decisions, candidates = _proven(model, discovery)
+        decided, candidates = _proven(model, discovery)
+        packing = None
+        if settings.quantising is not None:
+            packing = make_packing(model, candidates, chosen, settings.quantising)
     return Plan(
         settings=settings,
-        decisions=decisions,
+        decided=decided,
         candidates={c.region.path: c for c in candidates},
         unavailable=tuple(dict.fromkeys(discovery.unavailable)),
+        packing=packing,
         _model=weakref.ref(model),
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flash_rt import structures
-from flash_rt.structures.plan import _checked_precision
+from flash_rt.structures.precision.choice import checked as checked_precision
 
 from ..host import DTYPES, default_device, default_dtype
 from . import memory
@@ -82,7 +82,7 @@ def load_model(
             been loaded then.
         KernelUnavailable: no kernel family can be loaded on this device.
     """
-    _checked_precision(precision)
+    checked_precision(precision)
     if max_len is not None and max_len < 2:
         raise ValueError(f"{WHERE}: max_len must be at least 2, got {max_len}")
     place, kind = _device(device), _dtype(dtype)

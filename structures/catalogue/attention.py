@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from .. import kernels
+from ..products import project, project_all
 from ..region import Region
 from . import attention_probes
 from .attention_form import OUTPUT, AttentionSpec, cropped_attention, propose_attention
@@ -25,13 +26,14 @@ from .base import (
     PROOF_WIDTH,
     Draw,
     Fast,
+    Groups,
     Probe,
     Refusal,
     Structure,
     Survey,
 )
 from .rms_norm import RmsNorm
-from .spec import NotThisForm, Rows, is_linear
+from .spec import NotThisForm, is_linear, whole
 
 CACHES = ("past_key_values", "cache", "past_key_value")
 
@@ -125,24 +127,27 @@ class Attention(Structure):
         heads = scores.softmax(-1) @ v.repeat_interleave(groups, 1)
         return spec.o.wide(module, heads.transpose(1, 2).flatten(2))
 
+    def weights(self, spec: AttentionSpec, module: nn.Module) -> Groups:
+        return ((spec.q.part, spec.k.part, spec.v.part), (spec.o.part,))
+
     def bind(self, spec: AttentionSpec) -> Fast:
         linear = kernels.family("linear")
         middle = Middle(spec)
-        wide = nn.functional.linear
 
         def fast(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if args or hidden_states.dim() != 3 or not middle.covers(self, kwargs):
                 return NotImplemented
             few = hidden_states.shape[0] * hidden_states.shape[1] <= MAX_FUSED_ROWS
             if few:
-                parts = [part.tensors(self) for part in (spec.q, spec.k, spec.v)]
-                weights, biases = zip(*parts, strict=True)
-                q, k, v = linear.linear_split(hidden_states, weights, biases)
+                parts = [part.bound(self) for part in (spec.q, spec.k, spec.v)]
+                q, k, v = linear.linear_split(
+                    hidden_states, [p.weight for p in parts], [p.bias for p in parts]
+                )
             else:
                 q, k, v = project_wide(self, spec, hidden_states)
             heads, scores = middle(self, self, q, k, v, kwargs)
-            weight, bias = spec.o.tensors(self)
-            out = linear.linear(heads, weight, bias) if few else wide(heads, weight, bias)
+            o = spec.o.bound(self)
+            out = linear.linear(heads, o.weight, o.bias) if few else project(heads, o)
             return out, scores
 
         return fast
@@ -152,13 +157,11 @@ def project_wide(
     region: nn.Module, spec: AttentionSpec, x: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """q, k and v of many rows through torch: one product where the host stores them as one."""
-    if not spec.fused:
-        parts = (part.tensors(region) for part in (spec.q, spec.k, spec.v))
-        return tuple(nn.functional.linear(x, weight, bias) for weight, bias in parts)
-    packed = nn.functional.linear(x, *Rows(spec.q.path).tensors(region))
-    cut = spec.q.stop or 0
-    width = (packed.shape[-1] - cut) // 2
-    return tuple(packed.split([cut, width, width], dim=-1))
+    parts = (spec.q, spec.k, spec.v)
+    packed = whole(region, *parts)
+    if packed is None:
+        return project_all(x, [part.bound(region) for part in parts])
+    return torch.split(project(x, packed), [part.count(region) for part in parts], dim=-1)
 
 
 class Middle:

@@ -14,8 +14,9 @@ parts, in the order in which they are used:
 3. ``reference(spec, module, *args, dtype=..., **kwargs)`` computes the region in plain torch in
    ``dtype`` (fp32 or fp64) from the module's own parameters. It is what the spec *means*.
 4. ``bind(spec)`` returns ``fast(self, *args, **kwargs)``, which runs the kernels and finds every
-   parameter through ``self``. It may return ``NotImplemented`` for a call that it does not cover;
-   the host's own forward then answers.
+   parameter through ``self``: linear weights through ``bound`` of their spec, which is the packed
+   copy where there is one (``weights`` names them). It may return ``NotImplemented`` for a call
+   that it does not cover; the host's own forward then answers.
 
 ``flash_rt.structures.prove`` does the rest. *Meaning*, once per kind: on a copy with redrawn
 parameters, the host's forward, ``reference`` and the bound forward must agree over ``probes``.
@@ -41,11 +42,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from ..products import MAX_FUSED_ROWS as MAX_FUSED_ROWS
 from ..region import Region
 
 Fast = Callable[..., Any]
 
-MAX_FUSED_ROWS = 8  # rows of one fused kernel; more run on torch's own products
 PROOF_WIDTH = 128  # columns that a proof of meaning needs
 
 # Attributes that describe sizes, places or training, and never the result of an eval forward.
@@ -63,6 +64,24 @@ CONFIG_PASSIVE = frozenset({"_attn_implementation", "_attn_implementation_intern
 @dataclass(frozen=True)
 class Spec:
     """Base of all specs: hashable scalars and names, nothing that belongs to one instance."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A linear weight of a region, for its packed copy.
+
+    Attributes:
+        path: of the module that owns it, from the region.
+        transposed: it is stored ``[K, N]``.
+        cuts: rows at which kernels read only a part of it.
+    """
+
+    path: str
+    transposed: bool = False
+    cuts: tuple[int, ...] = ()
+
+
+Groups = tuple[tuple[Part, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -165,6 +184,13 @@ class Structure(ABC):
     @abstractmethod
     def width(self, spec: Any, module: nn.Module) -> int:
         """Size of the last dimension of the region's input."""
+
+    def weights(self, spec: Any, module: nn.Module) -> Groups:
+        """The linear weights of a region, in the groups that one kernel reads; precision is theirs.
+
+        Default: none, and the region always reads the host's own tensors.
+        """
+        return ()
 
     def keep(self, spec: Any) -> str | None:
         """Why a proven region had better stay the host's; ``None`` to bind it."""

@@ -25,6 +25,7 @@ from .base import (
     Draw,
     Fast,
     Found,
+    Groups,
     Probe,
     Refusal,
     Spec,
@@ -156,6 +157,11 @@ class DecoderLayer(Structure):
         branch = spec.mlp.down.wide(module, activation_value(spec.mlp.activation, gate) * up)
         out: torch.Tensor = x + spec.residual_scale * norm(spec.mlp_out_norm, branch)
         return out
+
+    def weights(self, spec: LayerSpec, module: nn.Module) -> Groups:
+        a, m = spec.attention, spec.mlp
+        groups = ((a.q, a.k, a.v), (a.o,), (m.gate, m.up), (m.down,))
+        return tuple(tuple(rows.part for rows in group) for group in groups)
 
     def bind(self, spec: LayerSpec) -> Fast:
         families = Families.load()

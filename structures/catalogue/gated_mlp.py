@@ -7,17 +7,17 @@ reads) and one activation. Which part is the gate is proposed both ways and sett
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .. import kernels
+from ..products import project, project_all
 from ..region import Region
-from .base import MAX_FUSED_ROWS, PROOF_WIDTH, Fast, Refusal, Spec, Structure, Survey
+from .base import MAX_FUSED_ROWS, PROOF_WIDTH, Fast, Groups, Refusal, Spec, Structure, Survey
 from .forms import activations, few_owners, takes_one_tensor, with_activation
 from .linear import LinearSpec, leaf_specs
 from .spec import activation_value
@@ -78,6 +78,12 @@ class GatedMlp(Structure):
             gate, up = gate.chunk(2, dim=-1) if spec.gate_first else gate.chunk(2, dim=-1)[::-1]
         return spec.down.wide(module, activation_value(spec.activation, gate) * up)
 
+    def weights(self, spec: GatedMlpSpec, module: nn.Module) -> Groups:
+        if spec.up is not None:
+            return ((spec.gate.part, spec.up.part), (spec.down.part,))
+        half = spec.gate.tensors(module)[0].shape[0] // 2
+        return ((replace(spec.gate.part, cuts=(half,)),), (spec.down.part,))
+
     def bind(self, spec: GatedMlpSpec) -> Fast:
         return _bind_halves(spec) if spec.up is None else _bind_separate(spec, spec.up)
 
@@ -123,14 +129,11 @@ def _bind_separate(spec: GatedMlpSpec, up_spec: LinearSpec) -> Fast:
     name = spec.activation
 
     def fast(self: nn.Module, x: torch.Tensor) -> Any:
-        gate, gate_bias = spec.gate.tensors(self)
-        up, up_bias = up_spec.tensors(self)
-        down, down_bias = spec.down.tensors(self)
+        gate, up, down = spec.gate.bound(self), up_spec.bound(self), spec.down.bound(self)
         if x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
-            hidden = gated_linear(x, gate, up, gate_bias, up_bias, activation=name)
-            return linear(hidden, down, down_bias)
-        hidden = gated(F.linear(x, gate, gate_bias), F.linear(x, up, up_bias), activation=name)
-        return F.linear(hidden, down, down_bias)
+            hidden = gated_linear(x, gate.weight, up.weight, gate.bias, up.bias, activation=name)
+            return linear(hidden, down.weight, down.bias)
+        return project(gated(*project_all(x, (gate, up)), activation=name), down)
 
     return fast
 
@@ -141,17 +144,13 @@ def _bind_halves(spec: GatedMlpSpec) -> Fast:
     name, first = spec.activation, spec.gate_first
 
     def fast(self: nn.Module, x: torch.Tensor) -> Any:
-        both, bias = spec.gate.tensors(self)
-        down, down_bias = spec.down.tensors(self)
+        down = spec.down.bound(self)
         if x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
-            weights = both.chunk(2)
-            biases = (None, None) if bias is None else bias.chunk(2)
-            gate, up = (0, 1) if first else (1, 0)
-            hidden = gated_linear(
-                x, weights[gate], weights[up], biases[gate], biases[up], activation=name
-            )
-            return linear(hidden, down, down_bias)
-        hidden = gated_packed(F.linear(x, both, bias), activation=name, gate_first=first)
-        return F.linear(hidden, down, down_bias)
+            halves = spec.gate.halves(self)
+            gate, up = halves if first else halves[::-1]
+            hidden = gated_linear(x, gate.weight, up.weight, gate.bias, up.bias, activation=name)
+            return linear(hidden, down.weight, down.bias)
+        hidden = gated_packed(project(x, spec.gate.bound(self)), activation=name, gate_first=first)
+        return project(hidden, down)
 
     return fast

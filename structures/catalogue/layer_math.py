@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear as matmul
 
 from .. import kernels
-from .spec import Norm, Rows
+from ..products import project, project_added, project_all
+from ..weights import BoundLinear
+from .spec import Norm, whole
 
 if TYPE_CHECKING:
     from .decoder_layer import LayerSpec
@@ -59,29 +59,8 @@ class BoundNorm:
 
 
 @dataclass(frozen=True)
-class BoundLinear:
-    """Weight and bias of a linear layer, or of some of its rows."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, region: nn.Module, rows: Rows) -> BoundLinear:
-        """The tensors of ``rows`` in ``region``."""
-        return cls(*rows.tensors(region))
-
-    @classmethod
-    def whole(cls, region: nn.Module, *parts: Rows) -> BoundLinear | None:
-        """The layer that ``parts`` are consecutive rows of; None when they are several layers."""
-        for before, after in pairwise(parts):
-            if before.path != after.path or before.stop is None or before.stop != after.start:
-                return None
-        return cls.of(region, Rows(parts[0].path))
-
-
-@dataclass(frozen=True)
 class BoundLayer:
-    """The tensors of one layer, views of the host's own parameters, beside its spec."""
+    """What one layer reads, beside its spec: the host's own parameters, or packed copies."""
 
     spec: LayerSpec
     qkv: tuple[BoundLinear, BoundLinear, BoundLinear]
@@ -100,16 +79,16 @@ class BoundLayer:
     @classmethod
     def of(cls, region: nn.Module, spec: LayerSpec) -> BoundLayer:
         """The tensors of ``spec`` in the layer ``region``."""
-        a, m, linear = spec.attention, spec.mlp, BoundLinear.of
+        a, m = spec.attention, spec.mlp
         return cls(
             spec=spec,
-            qkv=(linear(region, a.q), linear(region, a.k), linear(region, a.v)),
-            qkv_whole=BoundLinear.whole(region, a.q, a.k, a.v),
-            o=linear(region, a.o),
-            gate=linear(region, m.gate),
-            up=linear(region, m.up),
-            gate_up_whole=BoundLinear.whole(region, m.gate, m.up),
-            down=linear(region, m.down),
+            qkv=(a.q.bound(region), a.k.bound(region), a.v.bound(region)),
+            qkv_whole=whole(region, a.q, a.k, a.v),
+            o=a.o.bound(region),
+            gate=m.gate.bound(region),
+            up=m.up.bound(region),
+            gate_up_whole=whole(region, m.gate, m.up),
+            down=m.down.bound(region),
             attention_norm=BoundNorm.of(region, spec.attention_norm),
             attention_out_norm=BoundNorm.of(region, spec.attention_out_norm),
             mlp_norm=BoundNorm.of(region, spec.mlp_norm),
@@ -126,15 +105,6 @@ class BoundLayer:
     def heads(self) -> int:
         """H."""
         return self.qkv[0].weight.shape[0] // self.spec.attention.head_dim
-
-    def tensors(self) -> list[Tensor]:
-        """All that the layer reads."""
-        linears = [*self.qkv, self.o, self.gate, self.up, self.down]
-        norms = [self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm]
-        found = [n.weight for n in norms if n is not None]
-        for linear in linears:
-            found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-        return found
 
 
 @dataclass(frozen=True)
@@ -258,20 +228,19 @@ def layer_wide(families: Families, layer: BoundLayer, stream: Stream, heads: Qkv
     """One layer for many rows through torch's products; arguments as in ``layer_fused``."""
     x, normed = _settle(families, stream, layer.attention_norm)
     if layer.qkv_whole is not None:
-        packed = matmul(normed, layer.qkv_whole.weight, layer.qkv_whole.bias)
+        packed = project(normed, layer.qkv_whole)
         q, k, v = packed.split([part.weight.shape[0] for part in layer.qkv], dim=-1)
     else:
-        q, k, v = (matmul(normed, part.weight, part.bias) for part in layer.qkv)
+        q, k, v = project_all(normed, layer.qkv)
     scale = layer.spec.residual_scale
     stream = _close_wide(layer.o, heads(q, k, v), x, layer.attention_out_norm, scale)
     x, normed = _settle(families, stream, layer.mlp_norm)
     activation = layer.spec.mlp.activation
     if layer.gate_up_whole is not None:
-        packed = matmul(normed, layer.gate_up_whole.weight, layer.gate_up_whole.bias)
+        packed = project(normed, layer.gate_up_whole)
         hidden = families.activation.gated_packed(packed, activation=activation)
     else:
-        gate = matmul(normed, layer.gate.weight, layer.gate.bias)
-        up = matmul(normed, layer.up.weight, layer.up.bias)
+        gate, up = project_all(normed, (layer.gate, layer.up))
         hidden = families.activation.gated(gate, up, activation=activation)
     return _close_wide(layer.down, hidden, x, layer.mlp_out_norm, scale)
 
@@ -280,10 +249,8 @@ def _close_wide(
     weights: BoundLinear, inner: Tensor, x: Tensor, out_norm: BoundNorm | None, scale: float
 ) -> Stream:
     if out_norm is not None:
-        return Stream(x, matmul(inner, weights.weight, weights.bias), out_norm)
-    if weights.bias is None:
-        return Stream(torch.addmm(x, inner, weights.weight.t(), alpha=scale))
-    return Stream(torch.add(x, matmul(inner, weights.weight, weights.bias), alpha=scale))
+        return Stream(x, project(inner, weights), out_norm)
+    return Stream(project_added(inner, weights, x, scale))
 
 
 def _settle(families: Families, stream: Stream, norm: BoundNorm | None) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import kernels
+from ..products import project
 from ..region import Region
-from .base import MAX_FUSED_ROWS, Fast, Refusal, Spec, Structure, Survey
+from ..weights import BoundLinear, bound_linear
+from .base import MAX_FUSED_ROWS, Fast, Groups, Part, Refusal, Spec, Structure, Survey
 from .forms import activations, few_owners, takes_one_tensor, with_activation
 from .spec import activation_value, module_at
 
@@ -43,6 +45,28 @@ class LinearSpec(Spec):
         parameters: Any = module_at(module, self.path)._parameters
         weight = parameters["weight"]
         return weight.t() if self.transposed else weight, parameters.get("bias")
+
+    @property
+    def part(self) -> Part:
+        """The weight, for its packed copy."""
+        return Part(self.path, self.transposed)
+
+    def bound(self, module: nn.Module) -> BoundLinear:
+        """What a bound forward reads: the host's tensors, or a packed copy ``[N, K]``."""
+        parameters: Any = module_at(module, self.path)._parameters
+        weight, bias = parameters["weight"], parameters.get("bias")
+        return bound_linear(weight, bias, transposed=self.transposed)
+
+    def halves(self, module: nn.Module) -> tuple[BoundLinear, BoundLinear]:
+        """The first and the second half of the rows, as ``bound``."""
+        parameters: Any = module_at(module, self.path)._parameters
+        weight, bias = parameters["weight"], parameters.get("bias")
+        rows = self.tensors(module)[0].shape[0]
+        runs = ((0, rows // 2), (rows // 2, rows))
+        first, second = (
+            bound_linear(weight, bias, start=i, stop=j, transposed=self.transposed) for i, j in runs
+        )
+        return first, second
 
     def shapes(self, module: nn.Module, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
         """Parameter shapes of the same layer with other sizes, for a proof of meaning."""
@@ -105,6 +129,9 @@ class Linear(Structure):
             return "the matrix is stored [K, N], which torch's own product reads best"
         return None
 
+    def weights(self, spec: LinearSpec, module: nn.Module) -> Groups:
+        return ((spec.part,),)
+
     def bind(self, spec: LinearSpec) -> Fast:
         linear = kernels.family("linear").linear
         activate = None
@@ -113,10 +140,10 @@ class Linear(Structure):
         name = spec.activation
 
         def fast(self: nn.Module, x: torch.Tensor) -> Any:
-            weight, bias = spec.tensors(self)
+            bound = spec.bound(self)
             if x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
-                return linear(x, weight, bias, activation=name)
-            y = F.linear(x, weight, bias)
+                return linear(x, bound.weight, bound.bias, activation=name)
+            y = project(x, bound)
             return y if activate is None else activate(y, activation=name)
 
         return fast

@@ -7,12 +7,12 @@ from itertools import permutations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .. import kernels
+from ..products import is_plain, project
 from ..region import Region
-from .base import MAX_FUSED_ROWS, Fast, Refusal, Spec, Structure, Survey
+from .base import MAX_FUSED_ROWS, Fast, Groups, Refusal, Spec, Structure, Survey
 from .forms import activations, with_activation
 from .gated_mlp import linear_parts, sizes
 from .linear import LinearSpec
@@ -61,17 +61,20 @@ class Mlp(Structure):
         hidden = activation_value(spec.activation, spec.up.wide(module, args[0].to(dtype)))
         return spec.down.wide(module, hidden)
 
+    def weights(self, spec: MlpSpec, module: nn.Module) -> Groups:
+        return ((spec.up.part,), (spec.down.part,))
+
     def bind(self, spec: MlpSpec) -> Fast:
         linear, activate = kernels.family("linear").linear, kernels.family("activation").activate
         name = spec.activation
-        fused = not spec.up.transposed and not spec.down.transposed
+        stored_by_rows = not spec.up.transposed and not spec.down.transposed
 
         def fast(self: nn.Module, x: torch.Tensor) -> Any:
-            up, up_bias = spec.up.tensors(self)
-            down, down_bias = spec.down.tensors(self)
+            up, down = spec.up.bound(self), spec.down.bound(self)
+            fused = stored_by_rows or not (is_plain(up) or is_plain(down))
             if fused and x.numel() <= MAX_FUSED_ROWS * x.shape[-1]:
-                return linear(linear(x, up, up_bias, activation=name), down, down_bias)
-            hidden = activate(F.linear(x, up, up_bias), activation=name)
-            return F.linear(hidden, down, down_bias)
+                hidden = linear(x, up.weight, up.bias, activation=name)
+                return linear(hidden, down.weight, down.bias)
+            return project(activate(project(x, up), activation=name), down)
 
         return fast

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeGuard, cast
 
 import torch
 from torch import nn
 
 from ..binding import host_class
-from .base import Spec
+from ..weights import BoundLinear, bound_linear, copy_of
+from .base import Part, Spec
 
 
 class NotThisForm(Exception):
@@ -45,6 +47,17 @@ class Rows(Spec):
         rows = slice(self.start, self.stop)
         return weight[rows], None if bias is None else bias[rows]
 
+    @property
+    def part(self) -> Part:
+        """The weight that these rows are of."""
+        return Part(self.path, cuts=tuple(c for c in (self.start, self.stop) if c is not None))
+
+    def bound(self, region: nn.Module) -> BoundLinear:
+        """What a bound forward reads for these rows: the host's tensors, or a packed copy."""
+        parameters: Any = module_at(region, self.path)._parameters
+        weight, bias = parameters["weight"], parameters.get("bias")
+        return bound_linear(weight, bias, start=self.start, stop=self.stop)
+
     def count(self, region: nn.Module) -> int:
         """N."""
         return int(self.tensors(region)[0].shape[0])
@@ -55,6 +68,15 @@ class Rows(Spec):
         bias = None if bias is None else bias.to(x.dtype)
         out: torch.Tensor = nn.functional.linear(x, weight.to(x.dtype), bias)
         return out
+
+
+def whole(region: nn.Module, *parts: Rows) -> BoundLinear | None:
+    """The layer that ``parts`` are consecutive rows of; None when they are or were packed apart."""
+    for before, after in pairwise(parts):
+        if before.path != after.path or before.stop is None or before.stop != after.start:
+            return None
+    copy = copy_of(module_at(region, parts[0].path)._parameters["weight"])  # type: ignore[arg-type]
+    return None if copy is not None and not copy.whole else Rows(parts[0].path).bound(region)
 
 
 @dataclass(frozen=True)

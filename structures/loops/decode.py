@@ -16,7 +16,7 @@ from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
 from .decoder import read_decoder
 from .request import Request, integer, read_request
-from .session import Session, Sessions, plain_tensors, token_table
+from .session import Session, Sessions, decoder_device, plain_tensors, token_table
 from .step import BoundDecoder
 
 MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
@@ -65,7 +65,7 @@ def open_decoder(where: str, model: Any, max_len: int) -> tuple[nn.Module, Sessi
     try:
         known = None if plan.generation is None else plan.generation.spec
         spec = known or read_decoder(host, plan)
-        with plain_tensors(next(host.parameters()).device):
+        with plain_tensors(decoder_device(host, spec)):
             BoundDecoder.of(host, spec, max_len=max_len, slots=max_len)
     except BaseException as error:
         if attached is None:
@@ -143,7 +143,7 @@ class DecodeLoop:
         listening: Streamer | None = None  # from the prompt on, when it is owed an end
         try:
             with (
-                plain_tensors(table.device),
+                plain_tensors(decoder_device(self._model, self._sessions.spec)),
                 self._sessions.use(self.batch_size, self.max_len) as session,
             ):
                 if streamer is not None:

@@ -26,7 +26,14 @@ from .logprobs import Logprobs
 from .report import Reports
 from .request import integer
 from .sampling import SEEDS
-from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
+from .session import (
+    LoopRefused,
+    Session,
+    Sessions,
+    decoder_device,
+    plain_tensors,
+    token_table,
+)
 
 MAX_SLOTS = MAX_FUSED_ROWS
 CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
@@ -46,7 +53,7 @@ class Engine:
         self.max_len, self.slots = max_len, slots
         self._model, self._sessions = model, sessions
         self._vocabulary = token_table(model, sessions.spec).shape[0]
-        self._device = token_table(model, sessions.spec).device
+        self._device = decoder_device(model, sessions.spec)
         self._inbox: deque[Answer] = deque()
         self._waiting: deque[Answer] = deque()
         self._joining: tuple[Answer, int] | None = None

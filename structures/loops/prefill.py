@@ -85,8 +85,9 @@ class Prefill:
 
     def _layers(self, row: int, ids: torch.Tensor, start: int) -> Stream:
         decoder = self._step.decoder
-        x = self._families.linear.embedding(ids, decoder.table, scale=decoder.embedding_scale)
-        stream = Stream(x)
+        x = decoder.like.new_empty(ids.shape[0], decoder.table.shape[1])
+        embed = self._families.linear.embedding
+        stream = Stream(embed(ids, decoder.table, scale=decoder.embedding_scale, out=x))
         for index, layer in enumerate(decoder.layers):
             heads = _Heads(self._step, self._start, index, row, start)
             stream = layer_wide(self._families, layer, stream, heads)

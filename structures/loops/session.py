@@ -20,6 +20,7 @@ from ..catalogue.attention import Attention
 from ..catalogue.head import propose_head, read_embedding
 from ..catalogue.layer_math import Families
 from ..discover import FLOATS
+from ..weights import Copies
 from .cache import StaticState
 from .controls import Controls
 from .decoder import DecoderSpec
@@ -46,6 +47,11 @@ def token_table(model: nn.Module, spec: DecoderSpec) -> torch.Tensor:
     except (AttributeError, KeyError):
         path = f"{spec.form.base}.{spec.form.embedding}"
         raise LoopRefused(f"{path} was an embedding and holds no table of its own now") from None
+
+
+def decoder_device(model: nn.Module, spec: DecoderSpec) -> torch.device:
+    """Where the decoder runs; weights that have a packed copy may be elsewhere."""
+    return spec.head.norm.weight(model).device
 
 
 @contextmanager
@@ -76,13 +82,13 @@ class Session:
         decoder = BoundDecoder.of(model, spec, max_len=max_len, slots=slots)
         kv = [(layer.kv_heads, layer.spec.attention.head_dim) for layer in decoder.layers]
         self.batch, self.max_len, self._sampling = batch, max_len, sampling
-        self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.table)
-        self._arena = Arena(decoder.table, batch)
+        self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.like)
+        self._arena = Arena(decoder.like, batch)
         self._make_step = partial(Step, families, sampling, decoder, arena=self._arena)
         self.step = self._make_step(self.state)
         self._steps = {batch: self.step}
         self.reports = Reports(self.state.report, batch)
-        self._backend = backend_for(decoder.table.device)
+        self._backend = backend_for(decoder.like.device)
         self.pool = self._backend.new_pool()
         self.prefill = Prefill(self.step, self._backend, self.pool)
         self._graphs: dict[str, Graph] = {}
@@ -196,6 +202,7 @@ class Sessions:
         self._attributes = self._read_attributes()
         self._buffers = [*model.buffers()]
         self._written = self._writes()
+        self._copies = Copies(model)
 
     @contextmanager
     def use(self, batch: int, max_len: int) -> Iterator[Session]:
@@ -227,11 +234,14 @@ class Sessions:
         """Drop sessions whose addresses are stale; refuse a model that is another one now."""
         if self._writes() != self._written:  # rotary tables and factors are made from buffers
             self._watch.bump()
+        if not self._copies.refresh():
+            self._watch.bump()
         reason = self._watch.check() or self._other_head()
         if self._watch.generation != self._generation:
             self._kept.clear()
             self._buffers = [*self._model.buffers()]
             self._written = self._writes()
+            self._copies = Copies(self._model)
             reason = reason or self._changed()
             if reason is None:
                 self._generation = self._watch.generation

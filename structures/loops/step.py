@@ -11,7 +11,6 @@ from torch import nn
 
 from ..catalogue.layer_math import (
     BoundLayer,
-    BoundLinear,
     BoundNorm,
     Buffers,
     Families,
@@ -19,6 +18,7 @@ from ..catalogue.layer_math import (
     layer_fused,
     prologue,
 )
+from ..weights import BoundLinear, Weight, table_of
 from .cache import StaticState
 from .controls import ADJUSTED, DRAWN, GREEDY, Controls
 from .decoder import DecoderSpec
@@ -30,10 +30,14 @@ STOPPED = 0
 
 @dataclass(frozen=True)
 class BoundDecoder:
-    """The tensors of a whole decoder: the host's own parameters, and its rotary's tables."""
+    """What a whole decoder reads: the host's parameters or packed copies, and rotary tables.
+
+    ``like`` has the dtype and the device of activations.
+    """
 
     spec: DecoderSpec
-    table: torch.Tensor
+    like: torch.Tensor
+    table: Weight
     embedding_scale: float
     layers: tuple[BoundLayer, ...]
     rotary: tuple[Table | None, ...]
@@ -49,7 +53,9 @@ class BoundDecoder:
         """
         form = spec.form
         base = model.get_submodule(form.base)
-        table = spec.embedding.table(base)
+        norm = BoundNorm.of(model, spec.head.norm)
+        assert norm is not None
+        like = norm.weight
         tables: dict[str | None, Table] = {}
         rotary: list[Table | None] = []
         for layer, kind in zip(spec.layers, form.layer_types, strict=True):
@@ -58,21 +64,20 @@ class BoundDecoder:
                 continue
             if kind not in tables:
                 module = base.get_submodule(form.rotary)
-                tables[kind] = extended(rotary_table(module, kind, max_len, table), slots)
+                tables[kind] = extended(rotary_table(module, kind, max_len, like), slots)
             rotary.append(tables[kind])
-        norm = BoundNorm.of(model, spec.head.norm)
-        assert norm is not None
         return cls(
             spec=spec,
-            table=table,
-            embedding_scale=spec.embedding.scale_for(table.dtype),
+            like=like,
+            table=table_of(spec.embedding.table(base)),
+            embedding_scale=spec.embedding.scale_for(like.dtype),
             layers=tuple(
                 BoundLayer.of(model.get_submodule(form.layer_path(index)), layer)
                 for index, layer in enumerate(spec.layers)
             ),
             rotary=tuple(rotary),
             norm=norm,
-            head=BoundLinear.of(model, spec.head.projection),
+            head=spec.head.projection.bound(model),
         )
 
 
@@ -120,8 +125,8 @@ class Step:
     ) -> None:
         self.families, self.sampling, self.decoder, self.state = families, sampling, decoder, state
         self.arena = arena
-        layers, like, buffer = decoder.layers, decoder.table, self._buffer
-        size = like.shape[1]
+        layers, like, buffer = decoder.layers, decoder.like, self._buffer
+        size = decoder.table.shape[1]
         hidden = [layer.gate.weight.shape[0] for layer in layers]
         attended = [layer.o.weight.shape[1] for layer in layers]
         streams = (buffer("stream 0", size), buffer("stream 1", size))

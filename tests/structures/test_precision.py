@@ -1,0 +1,78 @@
+"""Packed weights: what every path computes with them, and what detach gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from comparing import deviation, portrait, same_bits
+from torch import nn
+
+from flash_rt import structures
+from flash_rt.structures.precision.formats import QUANTISED, unpack
+from flash_rt.structures.weights import COPY, copy_of
+
+NAMES = ("llama", "qwen3", "gemma3", "gpt2")
+
+
+def dequantised(name: str, plan: structures.Plan, model: nn.Module) -> Any:
+    """A host whose weights are what the plan's packed copies stand for."""
+    twin = zoo.make(name)
+    theirs = dict(twin.named_parameters())
+    assert plan.packing is not None
+    with torch.no_grad():
+        for unit in plan.packing.quantised:
+            for leaf in unit.leaves:
+                packed = copy_of(leaf.parameter)
+                assert packed is not None
+                values = torch.cat([unpack(p, torch.float32) for p in packed._parts.values()])
+                values = values.t() if leaf.transposed else values
+                target = theirs.get(f"{leaf.path}.weight")
+                if target is None:  # tied
+                    target = twin.get_submodule(leaf.path).weight
+                target.copy_(values)
+    return twin
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_and_generate_are_the_dequantised_hosts(name: str, precision: str) -> None:
+    model, ids = zoo.make(name), zoo.ids(2, 12)
+    before = portrait(model)
+    with torch.no_grad():
+        full = model(input_ids=ids, use_cache=False).logits
+    plan = structures.attach(model, precision=precision, min_cosine=None)
+    twin = dequantised(name, plan, model)
+    options: dict[str, Any] = dict(do_sample=False, max_new_tokens=9, pad_token_id=0)
+    with torch.no_grad():
+        for tokens in (12, 3):  # many rows, and six
+            wanted = twin(input_ids=ids[:, :tokens], use_cache=False).logits
+            for _ in range(3):  # eager, recorded, replayed
+                got = model(input_ids=ids[:, :tokens], use_cache=False).logits
+                assert deviation(got, wanted) < 1e-5
+        assert deviation(full, twin(input_ids=ids, use_cache=False).logits) > 1e-3
+        assert torch.equal(model.generate(ids, **options), twin.generate(ids, **options))
+    assert plan.captured is not None and plan.captured.stats.replays == 4
+    plan.detach()
+    assert portrait(model) == before
+    assert not any(hasattr(p, COPY) for p in model.parameters())
+    with torch.no_grad():
+        assert same_bits(model(input_ids=ids, use_cache=False).logits, full)
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("name", ("llama", "qwen3", "gemma3", "phi3", "gemma2"))
+def test_the_loop_reads_packed_weights(name: str, precision: str) -> None:
+    model, ids = zoo.make(name), zoo.ids(2, 12)
+    plan = structures.attach(model, precision=precision, min_cosine=None)
+    twin = dequantised(name, plan, model)
+    wanted = twin.generate(
+        ids, do_sample=False, max_new_tokens=12, pad_token_id=0, eos_token_id=None
+    )
+    loop = structures.decode_loop(model, max_len=64, batch_size=2)
+    for _ in range(2):
+        tokens = loop.generate(ids, max_new_tokens=12, eos_token_id=())
+        assert torch.equal(tokens, wanted)
+    plan.detach()
