@@ -88,9 +88,9 @@ def scale_image(scale: float) -> int:
 
 
 @cache
-def places() -> torch.Tensor:
-    """``[16, 256, 4]``: which bit of a tile holds bit 3, 2, 1, 0 of the code at (row, column)."""
-    result = torch.empty((16, 256, 4), dtype=torch.int64)
+def code_places() -> torch.Tensor:
+    """``[4, 16 * 256]``: which bit of a tile holds bit 3, 2, 1, 0 of the code at (row, column)."""
+    result = torch.empty((4, 16, 256), dtype=torch.int64)
     for row in range(16):
         for column in range(256):
             lane = 4 * (row % 8) + column % 128 // 32
@@ -98,31 +98,72 @@ def places() -> torch.Tensor:
             byte = ((column // 128 * 2 + row // 8) * 32 + lane) * 16 + word * 4
             byte += 2 * (column % 2)  # odd columns: the high half of the word
             for i, bit in enumerate(SLOT_BITS[column % 8 // 2]):
-                result[row, column, i] = byte * 8 + bit
-    return result
+                result[i, row, column] = byte * 8 + bit
+    return result.flatten(1)
+
+
+@cache
+def scale_places() -> torch.Tensor:
+    """``[16 * 16]``: which byte of a tile holds the scale of (row, block of 16 columns)."""
+    result = torch.empty((16, 16), dtype=torch.int64)
+    for row in range(16):
+        for block in range(16):
+            lane = 4 * (row % 8) + block % 8 // 2
+            result[row, block] = 2048 + (lane * 2 + row // 8) * 4 + 2 * (block // 8) + block % 2
+    return result.flatten()
 
 
 def tile(codes: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """``[ceil(N/16), ceil(K/256), 2304]`` from codes ``[N, K]`` and scales ``[N, ceil(K/16)]``."""
-    n, k = codes.shape
-    turns = -(-k // 256)
-    tiles = torch.zeros((-(-n // 16), turns, 2304), dtype=torch.uint8)
-    images = torch.tensor([scale_image(float(s)) for s in blocks.float().flatten()])
-    images = images.view(blocks.shape)
-    shifts = 2 ** torch.arange(8)
-    for i in range(tiles.shape[0]):
-        for j in range(turns):
-            part = torch.zeros((16, 256), dtype=torch.int64)
-            inside = codes[16 * i : 16 * i + 16, 256 * j : 256 * j + 256]
-            part[: inside.shape[0], : inside.shape[1]] = inside
-            bits = torch.zeros(2048 * 8, dtype=torch.int64)
-            for b in range(4):
-                bits[places()[:, :, b].flatten()] = (part >> (3 - b) & 1).flatten()
-            tiles[i, j, :2048] = (bits.view(-1, 8) * shifts).sum(1).to(torch.uint8)
-            scales = images[16 * i : 16 * i + 16, 16 * j : 16 * j + 16]
-            for row in range(scales.shape[0]):
-                for block in range(scales.shape[1]):
-                    lane = 4 * (row % 8) + block % 8 // 2
-                    place = 2048 + (lane * 2 + row // 8) * 4 + 2 * (block // 8) + block % 2
-                    tiles[i, j, place] = scales[row, block]
+    every = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    images = torch.tensor([scale_image(float(scale)) for scale in every], dtype=torch.uint8)
+    parts = cut(codes.to(torch.uint8), 256)
+    bits = torch.zeros((*parts.shape[:2], 2048 * 8), dtype=torch.uint8)
+    for i, where in enumerate(code_places()):
+        bits[:, :, where] = parts >> (3 - i) & 1
+    tiles = torch.zeros((*parts.shape[:2], 2304), dtype=torch.uint8)
+    for bit in range(8):
+        tiles[:, :, :2048] |= bits[:, :, bit::8] << bit
+    tiles[:, :, scale_places()] = cut(images[blocks.view(torch.uint8).int()], 16)
     return tiles
+
+
+def cut(matrix: torch.Tensor, columns: int) -> torch.Tensor:
+    """``[rows / 16, columns of tiles, 16 * columns]`` with zeros past the end."""
+    n, k = matrix.shape
+    padded = torch.nn.functional.pad(matrix, (0, -k % columns, 0, -n % 16))
+    return padded.unflatten(1, (-1, columns)).unflatten(0, (-1, 16)).transpose(1, 2).flatten(2)
+
+
+def expected(
+    form: str, operands: dict[str, Any], dense: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``linear``, or ``gated_linear`` for two weights, gives in fp64 and in eager torch.
+
+    ``operands`` come without weights, ``dense`` are those by their argument's name. Where the
+    product runs in FP8, eager torch multiplies a quantised input too.
+    """
+    function = cases.gated_linear if "gate" in dense else cases.linear
+    exact = function(**cases.double({**operands, **dense}))
+    dtype = operands["x"].dtype
+    plain = {name: matrix.to(dtype) for name, matrix in dense.items()}
+    if not runs_in_fp8(form, operands["x"], *dense.values()):
+        return exact, function(**operands, **plain)
+    x = quantized(cases.prologue(**operands))
+    before = ("x", "branch", "norm_")
+    after = {name: v for name, v in operands.items() if not name.startswith(before)}
+    return exact, function(x=x, **after, **plain)
+
+
+def runs_in_fp8(form: str, x: torch.Tensor, *dense: torch.Tensor) -> bool:
+    """Whether more rows than a launch takes are quantised as well."""
+    if not x.is_cuda or torch.cuda.get_device_capability() < (8, 9):
+        return False
+    fits = all(size % 16 == 0 for matrix in dense for size in matrix.shape)
+    return form == "fp8" and fits and x.shape[:-1].numel() > 8
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    """Rows of ``x`` rounded to E4M3 with a scale each, in the dtype of ``x``."""
+    scale = x.double().abs().amax(-1, keepdim=True).clamp(min=1e-30) / 448
+    return ((x.double() / scale).float().to(torch.float8_e4m3fn).double() * scale).to(x.dtype)

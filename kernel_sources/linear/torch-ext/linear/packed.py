@@ -106,4 +106,4 @@ def _tile_values(tiles: torch.Tensor, rows: torch.Tensor, columns: int) -> torch
     scales = ((images << 20) + ((127 - 21) << 23)).view(torch.float32)
     scales = torch.where(images == 0, 0.0, scales).transpose(2, 3)
     numbers = numbers.reshape(len(rows), turns, 2, 4, 2, 16) * scales.unsqueeze(-1)
-    return numbers.reshape(len(rows), -1)[:, :columns]
+    return numbers.flatten(1)[:, :columns]

@@ -1,0 +1,173 @@
+"""More than 8 rows with quantised weights: FP8 products, parts of a weight, a quantised input."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import linear_cases as cases
+import packing
+import pytest
+import torch
+from _common.tolerance import assert_accurate, assert_bitwise
+
+FP8 = torch.float8_e4m3fn
+BF16 = torch.bfloat16
+
+
+def products(family: ModuleType) -> Any:
+    return importlib.import_module(f"{family.__name__}.packed_products")
+
+
+def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x.float() / scale).clamp(-448, 448).to(FP8)
+
+
+def test_quantize_rows(family: ModuleType, device: str) -> None:
+    """Each row by its largest, or all by a given scale, saturating; zeros stay, NaN is a row's."""
+    x = cases.normal((6, 40), torch.float32, device, seed=0)
+    x[1] *= 1e4
+    x[2] = 0
+    x[3, 5], x[4, 5] = float("nan"), float("inf")
+    values, scale = products(family).quantize_rows(x, None)
+    assert values.dtype == FP8
+    assert scale.shape == (6, 1)
+    good = [0, 1, 5]
+    largest = x[good].abs().amax(1, keepdim=True)
+    assert_bitwise(scale[good], largest / 448)
+    assert_bitwise(values[good].float(), quantized(x[good], largest / 448).float())
+    assert values[2].float().eq(0).all()
+    assert (values.float() * scale)[3:5].isnan().all()
+
+    static = torch.tensor([0.004], device=device)
+    values, scale = products(family).quantize_rows(x[:2], static)
+    assert_bitwise(scale, static.expand(2, 1))
+    assert_bitwise(values.float(), quantized(x[:2], static).float())
+    assert values[1].float().abs().max() == 448
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(64, 272), (2048, 1024), (16, 16)])
+def test_fp8_product(
+    family: ModuleType, device: str, dtype: torch.dtype, bias: bool, n: int, k: int
+) -> None:
+    """E4M3 times E4M3 with a scale for each row and column, rounded to each dtype."""
+    if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    packed = packing.make_packed(family, "fp8", n, k, device)
+    x, scale = products(family).quantize_rows(cases.normal((19, k), BF16, device, seed=0), None)
+    addend = None
+    if bias:
+        addend = cases.normal((n,), BF16 if dtype == torch.float32 else dtype, device, seed=3)
+    operands = (x, scale, packed.weight.data, packed.weight.scale, addend, dtype)
+    actual = products(family)._fp8_product(*operands)
+    exact = (x.double() * scale.double()) @ packed.dense.double().t()
+    eager = (x.float() * scale) @ packed.dense.t()
+    if addend is not None:
+        exact, eager = exact + addend.double(), eager + addend.float()
+    # Tensor cores keep 14 bits of a sum on Hopper, whose error is that of a rounding to fp16.
+    slack = 0.0 if device == "cpu" else float(exact.abs().max()) * 2**-11
+    assert actual.dtype == dtype
+    if slack:
+        assert float((actual.double() - exact).abs().max()) < slack + 2.0**-8 * float(
+            exact.abs().max()
+        ) * (dtype == BF16)
+    else:
+        assert_accurate(actual, exact, eager.to(dtype))
+
+
+@pytest.mark.parametrize("form", packing.FORMATS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_parts_of_a_weight(
+    family: ModuleType, device: str, form: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight dequantised in parts, the last one smaller, gives what the whole does."""
+    packed = packing.make_packed(family, form, 205, 130, device)
+    x = cases.normal((12, 130), BF16, device, seed=0)
+    addend = cases.normal((205,), BF16, device, seed=1) if bias else None
+    whole = family.linear(x, packed.weight, addend)
+    monkeypatch.setattr(products(family), "_PART_BYTES", 2 * 130 * 48)
+    assert_bitwise(family.linear(x, packed.weight, addend), whole)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 33])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("form", ["fp8", "fp8_blocks"])
+@pytest.mark.parametrize("function", ["linear", "linear_split", "gated_linear"])
+def test_quantized_input(
+    family: ModuleType, device: str, rows: int, per_row: bool, form: str, function: str
+) -> None:
+    """E4M3 with its scale is multiplied as the values it stands for."""
+    x = cases.normal((rows, 272), BF16, device, seed=0)
+    scale = torch.full((1,), 0.01, device=device)
+    if per_row:
+        scale = 0.01 + torch.arange(rows, device=device) / 1000
+    values = quantized(x, scale[:, None])
+    dequantized = values.double() * scale[:, None].double()
+    packed = packing.make_packed(family, form, 64, 272, device)
+    other = packing.make_packed(family, form, 64, 272, device, seed=2)
+    residual = cases.normal((rows, 64), BF16, device, seed=5)
+    if function == "linear":
+        actual = family.linear(values, packed.weight, residual=residual, input_scale=scale)
+    elif function == "linear_split":
+        weights = [packed.weight, other.weight]
+        parts = family.linear_split(values, weights, input_scale=scale)
+        actual, residual = parts[1], torch.zeros_like(residual)
+        packed = other
+    else:
+        actual = family.gated_linear(values, packed.weight, other.weight, input_scale=scale)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        first, second = packed.dense.to(x.dtype), other.dense.to(x.dtype)
+        if function == "gated_linear":
+            return cases.gated_linear(x, first, second)
+        return cases.linear(x, first, residual=residual.to(x.dtype))
+
+    assert_accurate(actual, compute(dequantized), compute(dequantized.to(BF16)))
+
+
+@pytest.mark.parametrize("rows", [2, 12])
+def test_dtypes_with_a_quantized_input(family: ModuleType, device: str, rows: int) -> None:
+    """bf16 where nothing says otherwise, else what is asked for or comes with the call."""
+    x = torch.ones((2, rows, 32), device=device).to(FP8)
+    scale = torch.full((1,), 0.5, device=device)
+    ones = torch.ones((16, 32), device=device).to(FP8)
+    weight = family.PackedWeight(ones, torch.full((16,), 2.0, device=device), (16, 32))
+
+    def call(**arguments: Any) -> torch.Tensor:
+        return family.linear(x, weight, input_scale=scale, **arguments)
+
+    bias = torch.ones(16, dtype=torch.float16, device=device)
+    out = torch.empty((2, rows, 16), dtype=torch.float16, device=device)
+    results = [
+        (call(), BF16, 32),
+        (call(out_dtype=torch.float16), torch.float16, 32),
+        (call(out_dtype=torch.float32), torch.float32, 32),
+        (call(bias=bias), torch.float16, 33),
+        (call(bias=bias, out_dtype=torch.float32), torch.float32, 33),
+        (call(out=out), torch.float16, 32),
+    ]
+    for result, dtype, value in results:
+        assert_bitwise(result, torch.full((2, rows, 16), value, dtype=dtype, device=device))
+    if device == "cpu":
+        wide = call(residual=torch.ones((2, rows, 16)))
+        assert_bitwise(wide, torch.full((2, rows, 16), 33.0))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 12])
+def test_static_scale(family: ModuleType, device: str, rows: int) -> None:
+    """Where the product runs in FP8 the input is rounded with the scale given; never elsewhere."""
+    packed = packing.make_packed(family, "fp8", 64, 272, device)
+    x = cases.normal((rows, 272), BF16, device, seed=0)
+    scale = torch.full((1,), 0.02, device=device)
+    actual = family.linear(x, packed.weight, input_scale=scale)
+    if packing.runs_in_fp8("fp8", x, packed.dense):
+        x = (quantized(x, scale).float() * scale).to(BF16)
+    dense = packed.dense
+    assert_accurate(
+        actual, cases.linear(x.double(), dense.double()), cases.linear(x, dense.to(BF16))
+    )
+    if device == "cpu":
+        assert_bitwise(actual, family.linear(x, packed.weight))
