@@ -36,7 +36,7 @@ def check_linear(
     return actual
 
 
-@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("rows", [3, 9])
 @pytest.mark.parametrize(("before", "after"), AROUND)
 def test_prologues_and_epilogues(
     family: ModuleType,
@@ -57,7 +57,7 @@ def test_prologues_and_epilogues(
     )
 
 
-@pytest.mark.parametrize("rows", [1, 8, 12])
+@pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_sizes(
     family: ModuleType, device: str, dtype: torch.dtype, form: str, rows: int, n: int, k: int
@@ -122,9 +122,9 @@ def test_linear_split(
     assert_accurate(torch.cat(results, dim=-1), exact, eager)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 12])
+@pytest.mark.parametrize("rows", [8, 12])
 @pytest.mark.parametrize(("n", "k"), [(64, 272), (65, 127), (200, 576), (40, 1)])
-@pytest.mark.parametrize("before", ["none", "norm", "add_normed_norm_zero_centered"])
+@pytest.mark.parametrize("before", ["none", "add_normed_norm_zero_centered"])
 def test_gated_linear(
     family: ModuleType,
     device: str,

@@ -10,7 +10,7 @@ import linear_cases as cases
 import packing
 import pytest
 import torch
-from _common.tolerance import assert_accurate, assert_bitwise
+from _common.tolerance import assert_accurate, assert_bitwise, unit_roundoff
 
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
@@ -24,29 +24,6 @@ def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x.float() / scale).clamp(-448, 448).to(FP8)
 
 
-def test_quantize_rows(family: ModuleType, device: str) -> None:
-    """Each row by its largest, or all by a given scale, saturating; zeros stay, NaN is a row's."""
-    x = cases.normal((6, 40), torch.float32, device, seed=0)
-    x[1] *= 1e4
-    x[2] = 0
-    x[3, 5], x[4, 5] = float("nan"), float("inf")
-    values, scale = products(family).quantize_rows(x, None)
-    assert values.dtype == FP8
-    assert scale.shape == (6, 1)
-    good = [0, 1, 5]
-    largest = x[good].abs().amax(1, keepdim=True)
-    assert_bitwise(scale[good], largest / 448)
-    assert_bitwise(values[good].float(), quantized(x[good], largest / 448).float())
-    assert values[2].float().eq(0).all()
-    assert (values.float() * scale)[3:5].isnan().all()
-
-    static = torch.tensor([0.004], device=device)
-    values, scale = products(family).quantize_rows(x[:2], static)
-    assert_bitwise(scale, static.expand(2, 1))
-    assert_bitwise(values.float(), quantized(x[:2], static).float())
-    assert values[1].float().abs().max() == 448
-
-
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(64, 272), (2048, 1024), (16, 16)])
@@ -57,7 +34,9 @@ def test_fp8_product(
     if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
     packed = packing.make_packed(family, "fp8", n, k, device)
-    x, scale = products(family).quantize_rows(cases.normal((19, k), BF16, device, seed=0), None)
+    x = cases.normal((19, k), BF16, device, seed=0)
+    scale = x.float().abs().amax(1, keepdim=True) / 448
+    x = quantized(x, scale)
     addend = None
     if bias:
         addend = cases.normal((n,), BF16 if dtype == torch.float32 else dtype, device, seed=3)
@@ -67,15 +46,13 @@ def test_fp8_product(
     eager = (x.float() * scale) @ packed.dense.t()
     if addend is not None:
         exact, eager = exact + addend.double(), eager + addend.float()
-    # Tensor cores keep 14 bits of a sum on Hopper, whose error is that of a rounding to fp16.
-    slack = 0.0 if device == "cpu" else float(exact.abs().max()) * 2**-11
     assert actual.dtype == dtype
-    if slack:
-        assert float((actual.double() - exact).abs().max()) < slack + 2.0**-8 * float(
-            exact.abs().max()
-        ) * (dtype == BF16)
-    else:
+    if device == "cpu":
         assert_accurate(actual, exact, eager.to(dtype))
+        return
+    # Hopper's tensor cores keep 14 bits of a sum of E4M3 products.
+    error = (actual.double() - exact).abs().max() / exact.abs().max()
+    assert error < 2.0**-11 + unit_roundoff(dtype), error
 
 
 @pytest.mark.parametrize("form", packing.FORMATS)
@@ -92,7 +69,7 @@ def test_parts_of_a_weight(
     assert_bitwise(family.linear(x, packed.weight, addend), whole)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 8, 9, 33])
+@pytest.mark.parametrize("rows", [0, 1, 8, 9])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("form", ["fp8", "fp8_blocks"])
 @pytest.mark.parametrize("function", ["linear", "linear_split", "gated_linear"])

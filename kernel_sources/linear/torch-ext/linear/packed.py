@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-FP8 = torch.float8_e4m3fn
+from ._common.fp8 import FP8
+
 BLOCK = 128  # rows and columns that share a scale where the scales are a grid
 # The tile layout of "nvfp4", see PackedWeight.
 TILE_ROWS, TURN_COLUMNS, TILE_BYTES, CODE_BYTES = 16, 256, 2304, 2048

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from ._common import checks
-from .packed import BLOCK, FP8, TILE_BYTES, TILE_ROWS, TURN_COLUMNS, PackedWeight, format_of
+from ._common.fp8 import FP8
+from .packed import BLOCK, TILE_BYTES, TILE_ROWS, TURN_COLUMNS, PackedWeight, format_of
 
 
 def check_packed_weights(

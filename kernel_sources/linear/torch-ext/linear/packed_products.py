@@ -11,29 +11,12 @@ from collections.abc import Sequence
 
 import torch
 
-from .packed import FP8, row_count
+from ._common.fp8 import FP8, quantize_rows_fp8
+from .packed import row_count
 from .schema import ops
 
-FP8_MAX = 448.0
-SMALLEST_SCALE = 2.0**-126  # the smallest normal fp32
 _PART_BYTES = 64 << 20  # of a weight dequantised at a time
 _ALIGNMENT = 16  # torch._scaled_mm: bytes of an address, and what N and K are multiples of
-
-
-def quantize_rows(
-    x: torch.Tensor, input_scale: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x [M, K]`` as E4M3 and its scale ``[M, 1]``: the given one, or ``max(abs(row)) / 448``.
-
-    Nearest even, saturating; a row with a NaN or an infinity becomes NaN unless the scale is given.
-    """
-    if input_scale is not None:
-        scale = input_scale.reshape(1, 1).expand(x.shape[0], 1).contiguous()
-    else:
-        largest = x.abs().amax(dim=1, keepdim=True).float()
-        scale = (largest / FP8_MAX).clamp(min=SMALLEST_SCALE)
-        scale = torch.where(largest.isfinite(), scale, torch.nan)
-    return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
 def dequantize_rows(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -56,13 +39,16 @@ def prepare(
     pairs = zip(weights, scales, strict=True)
     in_fp8 = x.is_cuda and all(_multiplies_in_fp8(weight, scale) for weight, scale in pairs)
     in_fp8 = in_fp8 and x.shape[0] > 8 and _has_fp8_products(x.get_device())
-    if x.dtype != FP8:
-        return quantize_rows(x, input_scale) if in_fp8 else (x, None)
-    assert input_scale is not None
     if not in_fp8:
+        if x.dtype != FP8:
+            return x, None
+        assert input_scale is not None
         return dequantize_rows(x, input_scale, element), None
-    if not x.is_contiguous() or x.storage_offset() % _ALIGNMENT != 0:
+    if x.dtype != FP8:
+        x, input_scale = quantize_rows_fp8(x, input_scale)
+    elif not x.is_contiguous() or x.storage_offset() % _ALIGNMENT != 0:
         x = x.clone(memory_format=torch.contiguous_format)
+    assert input_scale is not None
     return x, input_scale.reshape(-1, 1).expand(x.shape[0], 1).contiguous()
 
 

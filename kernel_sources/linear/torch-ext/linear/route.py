@@ -12,7 +12,8 @@ import torch
 
 from . import arguments, many_rows, packed_arguments
 from ._common import checks
-from .packed import FP8, PackedWeight
+from ._common.fp8 import FP8
+from .packed import PackedWeight
 from .packed_products import dequantize_rows
 from .reference import NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM
 from .schema import ops
