@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 REAL_MODEL = "smollm2"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -28,24 +28,38 @@ def default_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def load_host(name: str, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a model of the benchmark, unattached, in evaluation mode, without a progress bar.
+def load_host(
+    name: str, *, device: torch.device, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """The model alone, unattached, in evaluation mode, without a progress bar.
 
-    Args:
-        name: of ``bench.models.CONFIGS``, or ``smollm2``.
-        device: where it goes.
-        dtype: what its parameters are cast to.
+    Args, Raises: see ``load_handle``.
     """
-    from transformers.utils import logging
+    model: PreTrainedModel = load_handle(
+        name, device=device, dtype=dtype, attach=False, progress=False
+    ).model
+    return model
 
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer alone.
+
+    Raises:
+        ValueError: the name is a benchmark model's, whose weights are random.
+        FileNotFoundError: there is no such model.
+    """
     from .bench import models
 
-    logging.disable_progress_bar()
-    if name == REAL_MODEL:
-        from .real_model import load
+    if name in models.CONFIGS:
+        raise ValueError(f"model must have real weights, got the benchmark model {name!r}")
+    from transformers import AutoTokenizer
 
-        return load(device=device, dtype=dtype)
-    return models.build(name, device=device, dtype=dtype)
+    try:
+        return AutoTokenizer.from_pretrained(_place(name))
+    except OSError as error:
+        raise FileNotFoundError(
+            f"model must be {MODEL_HELP}; got {name!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def load_handle(
@@ -72,9 +86,14 @@ def load_handle(
         return load_model(models.build(name, device=device, dtype=dtype), **options)
     if device.type == "cpu":
         dtype = dtype or default_dtype(device)
-    if name == REAL_MODEL:
-        from .real_model import folder
-
-        name = str(folder())
     options = {"progress": sys.stderr.isatty(), **options}
-    return load_model(name, device=device, dtype=dtype, **options)
+    return load_model(_place(name), device=device, dtype=dtype, **options)
+
+
+def _place(name: str) -> str:
+    """Folder of the small real model, which is made on the first call; other names as they are."""
+    if name != REAL_MODEL:
+        return name
+    from .real_model import folder
+
+    return str(folder())
