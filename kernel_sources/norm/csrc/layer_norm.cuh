@@ -3,10 +3,10 @@
 //   y   = (x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * w + b     (w 1 and b 0 when absent)
 //   out = round(y * (1 + scale) + shift)
 //
-// x, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at any stride; weight,
-// bias, scale, shift: the same type or fp32. Sums are fp32, in an order that depends on dim and
-// type only. Ba, Kiros and Hinton 2016, arXiv:1607.06450; modulation: Peebles and Xie 2022,
-// arXiv:2212.09748, section 3.2.
+// or out quantised to FP8 once more. x, out: [rows, dim] bf16, fp16 or fp32, unit stride along a
+// row, rows at any stride; weight, bias, scale, shift: the same type or fp32. Sums are fp32, in an
+// order that depends on dim and type only. Ba, Kiros and Hinton 2016, arXiv:1607.06450; modulation:
+// Peebles and Xie 2022, arXiv:2212.09748, section 3.2.
 #pragma once
 
 #include "common/pdl.cuh"
@@ -58,8 +58,8 @@ __device__ __forceinline__ Moments moments_of(float first_mean, const float (&su
 }
 
 template <typename T>
-__device__ __forceinline__ void normalize_chunk(const NormArgs& args, uint32_t row, int index,
-                                                const uint4& packed, const Moments& moments) {
+__device__ __forceinline__ uint4 normalized_chunk(const NormArgs& args, uint32_t row, int index,
+                                                  const uint4& packed, const Moments& moments) {
   float values[kVec<T>];
   float operand[kVec<T>];
   unpack<T>(packed, values);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void normalize_chunk(const NormArgs& args, uint32_t r
     for (int i = 0; i < kVec<T>; ++i) values[i] += operand[i];
   }
   modulate<T>(args, row, index, values);
-  store_chunk(row_of<T>(args.out, row), index, args.dim, args.aligned, pack<T>(values));
+  return pack<T>(values);
 }
 
 // Ask for this thread's chunks of weight and bias, without waiting for them.
@@ -100,6 +100,7 @@ __global__ void __launch_bounds__(max_threads(kChunks))
     layer_norm_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float mean_partials[1][kWarp];
   __shared__ float distance_partials[2][kWarp];
+  __shared__ uint32_t max_partials[kWarp];
   const uint32_t row = row_index();
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
   if (args.weights_static) prefetch_parameters<T>(args);
@@ -132,8 +133,9 @@ __global__ void __launch_bounds__(max_threads(kChunks))
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     const int index = threadIdx.x + c * blockDim.x;
-    if (index < chunks) normalize_chunk<T>(args, row, index, packed[c], moments);
+    if (index < chunks) packed[c] = normalized_chunk<T>(args, row, index, packed[c], moments);
   }
+  store_row<T>(args, row, packed, max_partials);
 }
 
 // Rows longer than the registers of a block: read three times.
@@ -142,6 +144,7 @@ __global__ void __launch_bounds__(max_threads(kLongRow))
     layer_norm_long_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float mean_partials[1][kWarp];
   __shared__ float distance_partials[2][kWarp];
+  __shared__ uint32_t max_partials[kWarp];
   launch_dependents();
   wait_for_inputs();
   const uint32_t row = row_index();
@@ -160,10 +163,11 @@ __global__ void __launch_bounds__(max_threads(kLongRow))
   }
   row_sums(distances, distance_partials);
   const Moments moments = moments_of(mean, distances, args.dim, args.eps);
-  for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
+  const auto normalized = [&](int index) {
     const uint4 packed = load_chunk(x, index, args.dim, args.aligned);
-    normalize_chunk<T>(args, row, index, packed, moments);
-  }
+    return normalized_chunk<T>(args, row, index, packed, moments);
+  };
+  store_long_row<T>(args, row, normalized, max_partials);
 }
 
 }  // namespace flashrt

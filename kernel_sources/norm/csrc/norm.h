@@ -1,5 +1,7 @@
 // The launchers of the `norm` family, free of torch. A norm reads rows [rows, dim] and writes rows
-// of the same shape; sums and affine arithmetic are fp32, the result is rounded once.
+// of the same shape; sums and affine arithmetic are fp32, the result is rounded once. With FP8
+// output that rounded result is quantised: by a given scale, or by the largest magnitude of its
+// row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -30,8 +32,11 @@ struct NormArgs {
   RowsIn bias;           // [dim], layer_norm only
   RowsIn scale;          // rows that broadcast over those of x
   RowsIn shift;
-  RowsOut out;       // may be the memory of `x`
-  ElementType type;  // of x, residual, residual_out and out
+  RowsOut out;             // may be the memory of `x`; null with fp8_out
+  RowsOut fp8_out;         // E4M3; null with out
+  const float* fp8_scale;  // one element, or null: max(abs(row)) / 448 of each row,
+  float* fp8_scale_out;    // written here, [num_rows]
+  ElementType type;        // of x, residual, residual_out and out
   int64_t num_rows;
   int dim;
   float eps;

@@ -4,9 +4,10 @@
 //   y   = r' * rsqrt(mean(r'^2) + eps) * w          (w, 1 + w, or 1)
 //   out = round(y * (1 + scale) + shift)
 //
-// x, residual, residual_out, out: [rows, dim] bf16, fp16 or fp32, unit stride along a row, rows at
-// any stride; weight, scale, shift: the same type or fp32. Sums are fp32 in an order that depends
-// on dim and type only. Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
+// or out quantised to FP8 once more. x, residual, residual_out, out: [rows, dim] bf16, fp16 or
+// fp32, unit stride along a row, rows at any stride; weight, scale, shift: the same type or fp32.
+// Sums are fp32 in an order that depends on dim and type only. Zhang and Sennrich 2019,
+// arXiv:1910.07467, eq. 4.
 #pragma once
 
 #include "common/pdl.cuh"
@@ -14,12 +15,12 @@
 
 namespace flashrt {
 
-// y from one chunk of r', written to `out`. `weight` is the raw chunk of a weight of type T, when
+// The chunk of `out` from one chunk of r'. `weight` is the raw chunk of a weight of type T, when
 // `has_weight` says that it was loaded already.
 template <typename T>
-__device__ __forceinline__ void scale_chunk(const NormArgs& args, uint32_t row, int index,
-                                            const uint4& packed, float inverse_rms, bool has_weight,
-                                            const uint4& weight) {
+__device__ __forceinline__ uint4 scaled_chunk(const NormArgs& args, uint32_t row, int index,
+                                              const uint4& packed, float inverse_rms,
+                                              bool has_weight, const uint4& weight) {
   float values[kVec<T>];
   unpack<T>(packed, values);
 #pragma unroll
@@ -36,7 +37,7 @@ __device__ __forceinline__ void scale_chunk(const NormArgs& args, uint32_t row, 
     for (int i = 0; i < kVec<T>; ++i) values[i] *= center + factor[i];
   }
   modulate<T>(args, row, index, values);
-  store_chunk(row_of<T>(args.out, row), index, args.dim, args.aligned, pack<T>(values));
+  return pack<T>(values);
 }
 
 // r' for one chunk, written to residual_out when there is a residual.
@@ -69,6 +70,7 @@ template <typename T, int kChunks>
 __global__ void __launch_bounds__(max_threads(kChunks))
     rms_norm_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[1][kWarp];
+  __shared__ uint32_t max_partials[kWarp];
   const uint32_t row = row_index();
   const bool has_row = row < args.num_rows;
   const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
@@ -122,9 +124,10 @@ __global__ void __launch_bounds__(max_threads(kChunks))
   for (int c = 0; c < kChunks; ++c) {
     const int index = threadIdx.x + c * blockDim.x;
     if (index >= chunks) continue;
-    scale_chunk<T>(args, row, index, packed[c], inverse_rms, early_weight,
-                   weight[kRoomForWeight ? c : 0]);
+    packed[c] = scaled_chunk<T>(args, row, index, packed[c], inverse_rms, early_weight,
+                                weight[kRoomForWeight ? c : 0]);
   }
+  store_row<T>(args, row, packed, max_partials);
 }
 
 // Rows longer than the registers of a block: read once for the sum and once for the scaling.
@@ -132,6 +135,7 @@ template <typename T>
 __global__ void __launch_bounds__(max_threads(kLongRow))
     rms_norm_long_kernel(const __grid_constant__ NormArgs args) {
   __shared__ float partials[1][kWarp];
+  __shared__ uint32_t max_partials[kWarp];
   launch_dependents();
   wait_for_inputs();
   const uint32_t row = row_index();
@@ -154,10 +158,11 @@ __global__ void __launch_bounds__(max_threads(kLongRow))
   const float inverse_rms = rsqrtf(mean_square + args.eps);
   // A thread reads back only what it wrote itself.
   const T* summed = adds ? row_of<T>(args.residual_out, row) : x;
-  for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
+  const auto scaled = [&](int index) {
     const uint4 packed = load_chunk(summed, index, args.dim, args.aligned);
-    scale_chunk<T>(args, row, index, packed, inverse_rms, false, uint4{});
-  }
+    return scaled_chunk<T>(args, row, index, packed, inverse_rms, false, uint4{});
+  };
+  store_long_row<T>(args, row, scaled, max_partials);
 }
 
 }  // namespace flashrt

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "common/chunk.cuh"
+#include "common/fp8.cuh"
 #include "common/launch.h"
 #include "norm.h"
 
@@ -49,6 +50,16 @@ __device__ __forceinline__ void row_sums(float (&values)[N], float (&partials)[N
   sum_over_warp();
 }
 
+// The maximum over the threads of a row, in all of them. `partials` as for row_sums.
+__device__ __forceinline__ uint32_t row_max(uint32_t value, uint32_t* partials) {
+  value = __reduce_max_sync(0xffffffffu, value);
+  if (blockDim.x == kWarp) return value;
+  const int lane = threadIdx.x % kWarp;
+  if (lane == 0) partials[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  return __reduce_max_sync(0xffffffffu, lane < blockDim.x / kWarp ? partials[lane] : 0u);
+}
+
 __device__ __forceinline__ uint32_t row_index() { return blockIdx.x * blockDim.y + threadIdx.y; }
 
 // Start of a row, in bytes from an operand's base.
@@ -81,6 +92,74 @@ __device__ __forceinline__ void modulate(const NormArgs& args, uint32_t row, int
   }
 }
 
+// The scale of a row of FP8: the given one, or the one of `magnitude`, this thread's largest
+// magnitude bits, which is then written too.
+__device__ __forceinline__ float fp8_scale_of_row(const NormArgs& args, uint32_t row,
+                                                  uint32_t magnitude, uint32_t* partials) {
+  if (args.fp8_scale != nullptr) return *args.fp8_scale;
+  const float scale = scale_of_magnitude(row_max(magnitude, partials), 448.0f);
+  if (threadIdx.x == 0) args.fp8_scale_out[row] = scale;
+  return scale;
+}
+
+// Write the chunks of a row that this thread keeps, as they are or as FP8.
+template <typename T, int kChunks>
+__device__ __forceinline__ void store_row(const NormArgs& args, uint32_t row,
+                                          const uint4 (&packed)[kChunks], uint32_t* partials) {
+  const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
+  if (args.out.data != nullptr) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int index = threadIdx.x + c * blockDim.x;
+      if (index < chunks) {
+        store_chunk(row_of<T>(args.out, row), index, args.dim, args.aligned, packed[c]);
+      }
+    }
+    return;
+  }
+  uint32_t magnitude = 0;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    if (threadIdx.x + c * blockDim.x < chunks) {
+      magnitude = max(magnitude, magnitude_of_chunk<T>(packed[c]));
+    }
+  }
+  const float scale = fp8_scale_of_row(args, row, magnitude, partials);
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int index = threadIdx.x + c * blockDim.x;
+    if (index < chunks) {
+      store_fp8_chunk<T>(row_of<uint8_t>(args.fp8_out, row), index, args.dim, args.aligned,
+                         packed[c], scale);
+    }
+  }
+}
+
+// The same for a row that no registers hold: `chunk(index)` computes a chunk, twice for FP8 with
+// its own scale.
+template <typename T, typename Chunk>
+__device__ __forceinline__ void store_long_row(const NormArgs& args, uint32_t row, Chunk chunk,
+                                               uint32_t* partials) {
+  const int chunks = (args.dim + kVec<T> - 1) / kVec<T>;
+  if (args.out.data != nullptr) {
+    for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
+      store_chunk(row_of<T>(args.out, row), index, args.dim, args.aligned, chunk(index));
+    }
+    return;
+  }
+  uint32_t magnitude = 0;
+  if (args.fp8_scale == nullptr) {
+    for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
+      magnitude = max(magnitude, magnitude_of_chunk<T>(chunk(index)));
+    }
+  }
+  const float scale = fp8_scale_of_row(args, row, magnitude, partials);
+  for (int index = threadIdx.x; index < chunks; index += blockDim.x) {
+    store_fp8_chunk<T>(row_of<uint8_t>(args.fp8_out, row), index, args.dim, args.aligned,
+                       chunk(index), scale);
+  }
+}
+
 inline bool is_aligned(const RowsIn& in, ElementType type) {
   const int64_t bytes = in.is_fp32 ? 4 : element_bytes(type);
   return in.data == nullptr || rows_aligned(in.data, in.rows, bytes);
@@ -90,11 +169,17 @@ inline bool is_aligned(const RowsOut& out, ElementType type) {
   return out.data == nullptr || rows_aligned(out.data, out.rows, element_bytes(type));
 }
 
+// Bytes of FP8 that one chunk of `type` becomes.
+inline bool is_fp8_aligned(const RowsOut& out, ElementType type) {
+  return out.data == nullptr || rows_aligned(out.data, out.rows, 1, 16 / element_bytes(type));
+}
+
 inline bool all_aligned(const NormArgs& args) {
   return is_aligned(args.x, args.type) && is_aligned(args.residual, args.type) &&
          is_aligned(args.residual_out, args.type) && is_aligned(args.weight, args.type) &&
          is_aligned(args.bias, args.type) && is_aligned(args.scale, args.type) &&
-         is_aligned(args.shift, args.type) && is_aligned(args.out, args.type);
+         is_aligned(args.shift, args.type) && is_aligned(args.out, args.type) &&
+         is_fp8_aligned(args.fp8_out, args.type);
 }
 
 // Launch `select(chunks per thread)`, a kernel for elements of type T, over all rows.

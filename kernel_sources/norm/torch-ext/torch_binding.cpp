@@ -36,6 +36,15 @@ NormArgs norm_args(const Tensor& x, const MaybeTensor& weight, const MaybeTensor
   return args;
 }
 
+// FP8 in place of `out`, by the given scale or by each row's own.
+void set_fp8(NormArgs* args, const Tensor& out, const MaybeTensor& static_scale,
+             const MaybeTensor& scale_out, const char* op) {
+  args->out = {};
+  args->fp8_out = rows_out(out, op);
+  args->fp8_scale = static_cast<const float*>(pointer_or_null(static_scale));
+  args->fp8_scale_out = static_cast<float*>(pointer_or_null(scale_out));
+}
+
 void rms_norm_out(const Tensor x, const MaybeTensor weight, const MaybeTensor scale,
                   const MaybeTensor shift, double eps, bool zero_centered, bool weights_static,
                   Tensor out) {
@@ -89,6 +98,40 @@ Tensor layer_norm(const Tensor x, const MaybeTensor weight, const MaybeTensor bi
   return out;
 }
 
+void rms_norm_fp8(const Tensor x, const MaybeTensor weight, const MaybeTensor scale,
+                  const MaybeTensor shift, double eps, bool zero_centered, bool weights_static,
+                  const MaybeTensor static_scale, Tensor out, const MaybeTensor scale_out) {
+  const DeviceGuard guard(x.get_device_index());
+  NormArgs args = norm_args(x, weight, scale, shift, eps, weights_static, out, "rms_norm_fp8");
+  args.zero_centered = zero_centered;
+  set_fp8(&args, out, static_scale, scale_out, "rms_norm_fp8");
+  check_launch(launch_rms_norm(args, current_stream(x)), "rms_norm_fp8");
+}
+
+void add_rms_norm_fp8(const Tensor x, const Tensor residual, const MaybeTensor weight, double eps,
+                      bool zero_centered, bool weights_static, const MaybeTensor static_scale,
+                      Tensor out, const MaybeTensor scale_out, Tensor residual_out) {
+  const char* op = "add_rms_norm_fp8";
+  const DeviceGuard guard(x.get_device_index());
+  NormArgs args = norm_args(x, weight, std::nullopt, std::nullopt, eps, weights_static, out, op);
+  args.residual = rows_in(residual, x, op);
+  args.residual_out = rows_out(residual_out, op);
+  args.zero_centered = zero_centered;
+  set_fp8(&args, out, static_scale, scale_out, op);
+  check_launch(launch_rms_norm(args, current_stream(x)), op);
+}
+
+void layer_norm_fp8(const Tensor x, const MaybeTensor weight, const MaybeTensor bias,
+                    const MaybeTensor scale, const MaybeTensor shift, double eps,
+                    bool weights_static, const MaybeTensor static_scale, Tensor out,
+                    const MaybeTensor scale_out) {
+  const DeviceGuard guard(x.get_device_index());
+  NormArgs args = norm_args(x, weight, scale, shift, eps, weights_static, out, "layer_norm_fp8");
+  args.bias = rows_in(bias, x, "layer_norm_fp8");
+  set_fp8(&args, out, static_scale, scale_out, "layer_norm_fp8");
+  check_launch(launch_layer_norm(args, current_stream(x)), "layer_norm_fp8");
+}
+
 }  // namespace
 }  // namespace flashrt
 
@@ -99,6 +142,9 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("add_rms_norm_out", TORCH_BOX(&flashrt::add_rms_norm_out));
   ops.impl("layer_norm", TORCH_BOX(&flashrt::layer_norm));
   ops.impl("layer_norm_out", TORCH_BOX(&flashrt::layer_norm_out));
+  ops.impl("rms_norm_fp8", TORCH_BOX(&flashrt::rms_norm_fp8));
+  ops.impl("add_rms_norm_fp8", TORCH_BOX(&flashrt::add_rms_norm_fp8));
+  ops.impl("layer_norm_fp8", TORCH_BOX(&flashrt::layer_norm_fp8));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -61,6 +61,18 @@ _define(
     _gated_packed_out,
     _nothing,
 )
+_FP8_OUTPUTS = "Tensor? static_scale, Tensor(a!) out, Tensor(b!)? scale_out) -> ()"
+_define(f"activate_fp8(Tensor x, int activation, {_FP8_OUTPUTS}", reference.activate_fp8, _nothing)
+_define(
+    f"gated_fp8(Tensor gate, Tensor up, int activation, {_FP8_OUTPUTS}",
+    reference.gated_fp8,
+    _nothing,
+)
+_define(
+    f"gated_packed_fp8(Tensor x, int activation, bool gate_first, {_FP8_OUTPUTS}",
+    reference.gated_packed_fp8,
+    _nothing,
+)
 
 
 def activate(x: torch.Tensor, *, activation: str, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -89,7 +101,7 @@ def activate(x: torch.Tensor, *, activation: str, out: torch.Tensor | None = Non
     op = "activate"
     number = activation_number(op, activation)
     checks.inference_only(op, x)
-    _check_input(op, "x", x)
+    check_input(op, "x", x)
     if out is None:
         return ops.activate(x, number)
     checks.output(op, "out", out, x.shape, x.dtype, x.device)
@@ -128,11 +140,8 @@ def gated(
     op = "gated"
     number = activation_number(op, activation)
     checks.inference_only(op, gate, up)
-    _check_input(op, "gate", gate)
-    checks.shape_is(op, "up", up, gate.shape)
-    checks.dtype_in(op, "up", up, (gate.dtype,))
-    checks.same_device(op, "up", up, gate.device)
-    checks.unit_stride(op, "up", up)
+    check_input(op, "gate", gate)
+    check_up(op, up, gate)
     if out is None:
         return ops.gated(gate, up, number)
     checks.output(op, "out", out, gate.shape, gate.dtype, gate.device)
@@ -171,18 +180,31 @@ def gated_packed(
     op = "gated_packed"
     number = activation_number(op, activation)
     checks.inference_only(op, x)
-    _check_input(op, "x", x)
-    shape = x.shape
-    if shape[-1] % 2 != 0:
-        checks.fail(op, "x", "have an even last dim", f"shape {tuple(shape)}")
+    check_input(op, "x", x)
+    shape = half_shape(op, x)
     if out is None:
         return ops.gated_packed(x, number, gate_first)
-    checks.output(op, "out", out, (*shape[:-1], shape[-1] // 2), x.dtype, x.device)
+    checks.output(op, "out", out, shape, x.dtype, x.device)
     ops.gated_packed_out(x, number, gate_first, out)
     return out
 
 
-def _check_input(op, name, x):
+def check_input(op, name, x):
     checks.dims_at_least(op, name, x, 1)
     checks.dtype_in(op, name, x, DTYPES)
     checks.unit_stride(op, name, x)
+
+
+def check_up(op, up, gate):
+    checks.shape_is(op, "up", up, gate.shape)
+    checks.dtype_in(op, "up", up, (gate.dtype,))
+    checks.same_device(op, "up", up, gate.device)
+    checks.unit_stride(op, "up", up)
+
+
+def half_shape(op, x):
+    """Shape of one half of the last dim."""
+    shape = x.shape
+    if shape[-1] % 2 != 0:
+        checks.fail(op, "x", "have an even last dim", f"shape {tuple(shape)}")
+    return (*shape[:-1], shape[-1] // 2)

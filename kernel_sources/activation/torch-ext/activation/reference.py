@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from ._common.activations import apply_activation
+from ._common.fp8 import quantize_rows_fp8
+
+Optional = torch.Tensor | None
 
 
 def activate(x: torch.Tensor, activation: int) -> torch.Tensor:
@@ -36,3 +39,44 @@ def gated_packed_out(
     first, second = x.chunk(2, dim=-1) if x.shape[-1] > 0 else (x, x)
     gate, up = (first, second) if gate_first else (second, first)
     return gated_out(gate, up, activation, out)
+
+
+def activate_fp8(
+    x: torch.Tensor,
+    activation: int,
+    static_scale: Optional,
+    out: torch.Tensor,
+    scale_out: Optional,
+) -> None:
+    _write_fp8(activate(x, activation), static_scale, out, scale_out)
+
+
+def gated_fp8(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    activation: int,
+    static_scale: Optional,
+    out: torch.Tensor,
+    scale_out: Optional,
+) -> None:
+    _write_fp8(gated(gate, up, activation), static_scale, out, scale_out)
+
+
+def gated_packed_fp8(
+    x: torch.Tensor,
+    activation: int,
+    gate_first: bool,
+    static_scale: Optional,
+    out: torch.Tensor,
+    scale_out: Optional,
+) -> None:
+    _write_fp8(gated_packed(x, activation, gate_first), static_scale, out, scale_out)
+
+
+def _write_fp8(
+    y: torch.Tensor, static_scale: Optional, out: torch.Tensor, scale_out: Optional
+) -> None:
+    data, scale = quantize_rows_fp8(y, static_scale)
+    out.copy_(data)
+    if scale_out is not None:
+        scale_out.copy_(scale)

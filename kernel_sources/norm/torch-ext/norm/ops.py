@@ -23,6 +23,15 @@ _SCHEMAS = (
     "bool weights_static) -> Tensor",
     "layer_norm_out(Tensor x, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, "
     "float eps, bool weights_static, Tensor(a!) out) -> ()",
+    "rms_norm_fp8(Tensor x, Tensor? weight, Tensor? scale, Tensor? shift, float eps, "
+    "bool zero_centered, bool weights_static, Tensor? static_scale, Tensor(a!) out, "
+    "Tensor(b!)? scale_out) -> ()",
+    "add_rms_norm_fp8(Tensor x, Tensor residual, Tensor? weight, float eps, bool zero_centered, "
+    "bool weights_static, Tensor? static_scale, Tensor(a!) out, Tensor(b!)? scale_out, "
+    "Tensor(c!) residual_out) -> ()",
+    "layer_norm_fp8(Tensor x, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, "
+    "float eps, bool weights_static, Tensor? static_scale, Tensor(a!) out, "
+    "Tensor(b!)? scale_out) -> ()",
 )
 
 
@@ -89,7 +98,7 @@ def rms_norm(
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
-    _check("rms_norm", x, eps, weight, None, scale, shift)
+    check("rms_norm", x, eps, weight, None, scale, shift)
     if out is None:
         return ops.rms_norm(x, weight, scale, shift, eps, zero_centered, weights_static)
     checks.output("rms_norm", "out", out, x.shape, x.dtype, x.device)
@@ -129,12 +138,8 @@ def add_rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
     op = "add_rms_norm"
-    _check(op, x, eps, weight, None, None, None)
-    checks.inference_only(op, residual)
-    checks.shape_is(op, "residual", residual, x.shape)
-    checks.dtype_in(op, "residual", residual, (x.dtype,))
-    checks.same_device(op, "residual", residual, x.device)
-    checks.unit_stride(op, "residual", residual)
+    check(op, x, eps, weight, None, None, None)
+    check_residual(op, residual, x)
     if out is None and residual_out is None:
         return ops.add_rms_norm(x, residual, weight, eps, zero_centered, weights_static)
     if out is None:
@@ -180,7 +185,7 @@ def layer_norm(
     Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 4; the modulated form is Peebles and
     Xie 2022, arXiv:2212.09748, section 3.2.
     """
-    _check("layer_norm", x, eps, weight, bias, scale, shift)
+    check("layer_norm", x, eps, weight, bias, scale, shift)
     if out is None:
         return ops.layer_norm(x, weight, bias, scale, shift, eps, weights_static)
     checks.output("layer_norm", "out", out, x.shape, x.dtype, x.device)
@@ -188,7 +193,7 @@ def layer_norm(
     return out
 
 
-def _check(op, x, eps, weight, bias, scale, shift):
+def check(op, x, eps, weight, bias, scale, shift):
     checks.inference_only(op, x, weight, bias, scale, shift)
     checks.dims_at_least(op, "x", x, 1)
     checks.dtype_in(op, "x", x, DTYPES)
@@ -204,6 +209,14 @@ def _check(op, x, eps, weight, bias, scale, shift):
         _check_modulation(op, "scale", scale, x)
     if shift is not None:
         _check_modulation(op, "shift", shift, x)
+
+
+def check_residual(op, residual, x):
+    checks.inference_only(op, residual)
+    checks.shape_is(op, "residual", residual, x.shape)
+    checks.dtype_in(op, "residual", residual, (x.dtype,))
+    checks.same_device(op, "residual", residual, x.device)
+    checks.unit_stride(op, "residual", residual)
 
 
 def _check_parameter(op, name, tensor, x):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ._common.fp8 import quantize_rows_fp8
+
 Optional = torch.Tensor | None
 
 
@@ -94,6 +96,64 @@ def layer_norm_out(
     out: torch.Tensor,
 ) -> None:
     out.copy_(layer_norm(x, weight, bias, scale, shift, eps, weights_static))
+
+
+def rms_norm_fp8(
+    x: torch.Tensor,
+    weight: Optional,
+    scale: Optional,
+    shift: Optional,
+    eps: float,
+    zero_centered: bool,
+    weights_static: bool,
+    static_scale: Optional,
+    out: torch.Tensor,
+    scale_out: Optional,
+) -> None:
+    y = rms_norm(x, weight, scale, shift, eps, zero_centered, weights_static)
+    _write_fp8(y, static_scale, out, scale_out)
+
+
+def add_rms_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: Optional,
+    eps: float,
+    zero_centered: bool,
+    weights_static: bool,
+    static_scale: Optional,
+    out: torch.Tensor,
+    scale_out: Optional,
+    residual_out: torch.Tensor,
+) -> None:
+    y, total = add_rms_norm(x, residual, weight, eps, zero_centered, weights_static)
+    residual_out.copy_(total)
+    _write_fp8(y, static_scale, out, scale_out)
+
+
+def layer_norm_fp8(
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    scale: Optional,
+    shift: Optional,
+    eps: float,
+    weights_static: bool,
+    static_scale: Optional,
+    out: torch.Tensor,
+    scale_out: Optional,
+) -> None:
+    y = layer_norm(x, weight, bias, scale, shift, eps, weights_static)
+    _write_fp8(y, static_scale, out, scale_out)
+
+
+def _write_fp8(
+    y: torch.Tensor, static_scale: Optional, out: torch.Tensor, scale_out: Optional
+) -> None:
+    data, scale = quantize_rows_fp8(y, static_scale)
+    out.copy_(data)
+    if scale_out is not None:
+        scale_out.copy_(scale)
 
 
 def _modulate(values: torch.Tensor, scale: Optional, shift: Optional) -> torch.Tensor:

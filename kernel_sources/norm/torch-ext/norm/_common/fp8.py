@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from . import checks
+
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SMALLEST_SCALE = 2.0**-126  # the smallest normal fp32: a scale is never 0 and never loses bits
@@ -43,3 +45,41 @@ def quantize_rows_fp8(
         return to_fp8(values, static_scale.reshape(())), static_scale
     scale = scale_of(largest_magnitude(values))
     return to_fp8(values, scale.unsqueeze(-1)), scale
+
+
+def fp8_outputs(
+    op: str,
+    shape: torch.Size,
+    device: torch.device,
+    static_scale: torch.Tensor | None,
+    out: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What an op with FP8 output writes: its own tensors, or the caller's ones, checked.
+
+    Args:
+        op: for the errors.
+        shape: of the output; a scale per row has ``shape[:-1]``.
+        device: of everything.
+        static_scale: fp32 of one element, in place of ``scale_out``.
+        out: float8_e4m3fn, last dim contiguous.
+        scale_out: fp32 contiguous.
+    """
+    if out is None:
+        out = torch.empty(shape, dtype=FP8, device=device)
+    else:
+        checks.output(op, "out", out, shape, FP8, device)
+    if static_scale is not None:
+        if scale_out is not None:
+            checks.fail(op, "scale_out", "be None when static_scale is given", "a tensor")
+        checks.dtype_in(op, "static_scale", static_scale, (torch.float32,))
+        checks.same_device(op, "static_scale", static_scale, device)
+        if static_scale.numel() != 1:
+            shown = f"shape {tuple(static_scale.shape)}"
+            checks.fail(op, "static_scale", "have one element", shown)
+        return out, None
+    if scale_out is None:
+        return out, torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    checks.output(op, "scale_out", scale_out, shape[:-1], torch.float32, device)
+    checks.contiguous(op, "scale_out", scale_out)
+    return out, scale_out
