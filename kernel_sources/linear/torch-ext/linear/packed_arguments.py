@@ -69,7 +69,10 @@ def check_packed(op: str, name: str, weight: PackedWeight, device: torch.device)
 
 
 def check_input_scale(
-    op: str, x: torch.Tensor, scale: torch.Tensor | None, weights: Sequence[torch.Tensor]
+    op: str,
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    weights: Sequence[torch.Tensor | PackedWeight],
 ) -> None:
     """``scale`` fp32 ``[1]``, for E4M3 ``x`` of M rows also ``[M]``; ``weights`` are FP8."""
     if scale is None:
@@ -85,15 +88,21 @@ def check_input_scale(
     checks.contiguous(op, "input_scale", scale)
 
 
-def check_quantized_input(op: str, x: torch.Tensor, prologue: Sequence[object]) -> int:
-    """E4M3 ``x [..., K]`` with unit stride along K and nothing before the product; returns K."""
+def check_quantized_input(
+    op: str,
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    weights: Sequence[torch.Tensor | PackedWeight],
+    prologue: Sequence[object],
+) -> None:
+    """E4M3 ``x [..., K]`` with unit stride along K, and nothing of ``prologue`` before it."""
     checks.dims_at_least(op, "x", x, 1)
     if x.shape[-1] == 0:
         checks.fail(op, "x", "have at least one column", f"shape {tuple(x.shape)}")
     checks.unit_stride(op, "x", x)
     if any(argument is not None for argument in prologue):
         checks.fail(op, "x", "not be quantised before a norm or branch", "float8_e4m3fn")
-    return x.shape[-1]
+    check_input_scale(op, x, scale, weights)
 
 
 def element_dtype(

@@ -23,6 +23,7 @@ MAX_ROWS = 8  # kMaxRows in csrc/linear.h
 MAX_COLUMNS = 48 * 1024
 
 Maybe: TypeAlias = "torch.Tensor | None"
+_NO_SCALES = (None, None, None)
 
 
 def apply(
@@ -54,24 +55,18 @@ def apply(
     branch, branch_norm_weight, branch_norm_eps, residual_out = add
     residual, activation, gated, scale, soft_cap = epilogue
 
-    quantized = None  # x, where it comes as E4M3 and more rows than the kernel takes
+    quantized = None
     if x.dtype is FP8:
         prologue = (norm_weight, norm_eps, *add)
-        k = packed_arguments.check_quantized_input(op, x, prologue)
-        packed_arguments.check_input_scale(op, x, input_scale, weights)
+        packed_arguments.check_quantized_input(op, x, input_scale, weights, prologue)
         element = packed_arguments.element_dtype(x, out_dtype, (out, residual, *biases))
         x, quantized = _quantized_input(x, input_scale, element)
+        k = x.shape[-1]
     else:
         k = arguments.check_input(op, x)
         if input_scale is not None:
             packed_arguments.check_input_scale(op, x, input_scale, weights)
-    scales: Sequence[Maybe] = (None, None, None)
-    if isinstance(weights[0], PackedWeight):
-        n = packed_arguments.check_packed_weights(op, x, k, weights, biases, names)
-        scales = [weight.scale for weight in weights]
-        weights = [weight.data for weight in weights]
-    else:
-        n = arguments.check_weights(op, x, k, weights, biases, names)
+    n, weights, scales = _parts(op, x, k, weights, biases, names)
     if torch.is_grad_enabled():
         inputs = (x, *weights, *scales, *biases, norm_weight, branch, branch_norm_weight, residual)
         checks.inference_only(op, *inputs)
@@ -154,6 +149,21 @@ def _quantized_input(
     if rows.shape[0] <= MAX_ROWS:
         return dequantize_rows(rows, scale, element).view(x.shape), None
     return torch.empty((), dtype=element, device=x.device).expand(x.shape), rows
+
+
+def _parts(
+    op: str,
+    x: torch.Tensor,
+    k: int,
+    weights: Sequence[torch.Tensor | PackedWeight],
+    biases: Sequence[Maybe],
+    names: tuple[Sequence[str], Sequence[str]],
+) -> tuple[int, Sequence[torch.Tensor], Sequence[Maybe]]:
+    """The sum of N_i, and of each weight what the operators take: itself and None, or its parts."""
+    if isinstance(weights[0], PackedWeight):
+        n = packed_arguments.check_packed_weights(op, x, k, weights, biases, names)
+        return n, [weight.data for weight in weights], [weight.scale for weight in weights]
+    return arguments.check_weights(op, x, k, weights, biases, names), weights, _NO_SCALES
 
 
 def _three(tensors: Sequence[Maybe]) -> tuple[Maybe, Maybe, Maybe]:
