@@ -170,9 +170,8 @@ def main() -> None:
     parser.add_argument("--format", choices=BYTES, default="bf16")
     options = parser.parse_args()
     torch.manual_seed(0)
-    print(
-        f"{options.model} in {options.format} on {torch.cuda.get_device_name()}, torch {torch.__version__}"
-    )
+    where = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{options.model} in {options.format} on {where}")
     print("| product | rows | us | TB/s | torch us | ratio |\n|---|---|---|---|---|---|")
     with torch.no_grad():
         for rows in options.rows:
