@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     }
   }
   block.append();
-  if (work.first == work.last) return;
+  if (work.is_alone()) return;
   if (!work.gathers) {
-    block.merge_parts();
+    block.merge_stored();
   } else if (first_of_cluster) {
     block.gather();
   }

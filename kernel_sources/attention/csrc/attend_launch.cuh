@@ -75,8 +75,8 @@ struct Plan {
     units =
         clusters ? 1 : std::max(1, std::min(p.max_crowd * device.multiprocessors / lanes, splits));
     const int blocks = units * unit;
-    const int step = splits_per_block((splits - 2 + blocks) / blocks);
-    levels = step >= kFanIn ? kSuperLevel : step / 2;
+    const int step = splits_per_block((splits - 2 + blocks) / blocks, clusters);
+    levels = levels_of(splits, blocks, clusters, p.window > 0);
     // Half a multiprocessor's memory where the grid needs two blocks on one, and for clusters,
     // which are not on all multiprocessors and find one sooner.
     const int limit =
