@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ..host import MODEL_HELP, load_host, load_tokenizer
+from ..host import MODEL_HELP
 from ..settings import API_KEY
 from . import DEVICE_HELP, DTYPE_HELP, placement, plain_errors
-
-if TYPE_CHECKING:
-    from ..server.served import Served
 
 MODULES = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
@@ -37,6 +34,14 @@ def command(
     slots: Annotated[int, typer.Option(help="answers at a time, 1 to 8")] = 8,
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
+    precision: Annotated[str, typer.Option(help="see structures.attach")] = "auto",
+    revision: Annotated[str, typer.Option(help="branch, tag or commit on the Hub")] = "",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run Python files of the checkpoint")
+    ] = False,
+    pooling: Annotated[
+        str, typer.Option(help="mean, cls or last, of an encoder; default: the checkpoint's")
+    ] = "",
     max_queue: Annotated[int, typer.Option(help="prompts that wait; more get 429")] = 64,
     timeout: Annotated[float, typer.Option(help="seconds from request to last token")] = 600.0,
     grace: Annotated[float, typer.Option(help="seconds for running requests at the end")] = 30.0,
@@ -56,6 +61,7 @@ def command(
     from ..server.app import Server
     from ..server.config import MIB, ServerConfig
     from ..server.run import serve
+    from ..server.source import load
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     keys = tuple(api_key or ()) or ((API_KEY.get(),) if API_KEY.get() else ())
@@ -72,17 +78,18 @@ def command(
             max_body_bytes=int(max_body * MIB),
             image_urls=image_urls,
         )
-        served = _load(model, config.name, device, dtype, max_len or None, slots)
+        place, kind = placement(device, dtype)
+        served = load(
+            model,
+            name=config.name,
+            max_len=max_len or None,
+            slots=slots,
+            pooling=pooling or None,
+            device=place,
+            dtype=kind,
+            precision=precision,
+            revision=revision or None,
+            trust_remote_code=trust_remote_code,
+        )
         server = Server(served, config)
     serve(server)
-
-
-def _load(
-    model: str, name: str, device: str, dtype: str, max_len: int | None, slots: int
-) -> Served:
-    from ..server.loading import text_model
-
-    place, kind = placement(device, dtype)
-    tokenizer = load_tokenizer(model)
-    host = load_host(model, device=place, dtype=kind)
-    return text_model(host, tokenizer, name=name, max_len=max_len, slots=slots)

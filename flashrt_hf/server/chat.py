@@ -28,7 +28,7 @@ from .schema.chat import (
 from .served import Served
 from .text import Codec
 from .tools import Call, ToolFormat
-from .wire import Head, chosen_logprob, token_entry
+from .wire import Head, token_entry
 
 
 @dataclass(frozen=True)
@@ -257,4 +257,4 @@ def _logprobs_of(piece: Piece, body: ChatRequest, codec: Codec) -> dict[str, Any
 def _entry(event: TokenEvent, codec: Codec) -> dict[str, Any]:
     assert event.token_id is not None
     top = [token_entry(codec, t.token_id, t.logprob) for t in event.top_logprobs]
-    return token_entry(codec, event.token_id, chosen_logprob(event)) | {"top_logprobs": top}
+    return token_entry(codec, event.token_id, event.logprob) | {"top_logprobs": top}

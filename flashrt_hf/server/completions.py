@@ -16,7 +16,7 @@ from .sampling import generation_request
 from .schema.completions import CompletionRequest
 from .served import Served
 from .text import Codec
-from .wire import Head, chosen_logprob, token_entry
+from .wire import Head, finite
 
 DEFAULT_TOKENS = 16  # OpenAI's
 MAX_PROMPTS = 64
@@ -57,6 +57,16 @@ def prepare(
     return found
 
 
+def _shown(codec: Codec, token: int) -> tuple[str, str]:
+    """How a token is named, which for one within a character is by its bytes, and its text."""
+    raw = codec.token_bytes(token)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), ""
+    return text, text
+
+
 class Offsets:
     """Where the tokens of each choice begin in its text."""
 
@@ -78,13 +88,13 @@ class Offsets:
         place = self._places.get(choice, 0)
         for event in piece.tokens:
             assert event.token_id is not None
-            entry = token_entry(codec, event.token_id, chosen_logprob(event))
-            top = [token_entry(codec, t.token_id, t.logprob) for t in event.top_logprobs]
-            made["tokens"].append(entry["token"])
-            made["token_logprobs"].append(entry["logprob"])
-            made["top_logprobs"].append({t["token"]: t["logprob"] for t in top})
+            name, text = _shown(codec, event.token_id)
+            top = {_shown(codec, t.token_id)[0]: t.logprob for t in event.top_logprobs}
+            made["tokens"].append(name)
+            made["token_logprobs"].append(finite(event.logprob))
+            made["top_logprobs"].append({key: finite(value) for key, value in top.items()})
             made["text_offset"].append(place)
-            place += len(entry["token"])
+            place += len(text)
         self._places[choice] = place
         return made
 

@@ -26,7 +26,6 @@ class ServerConfig:
         stall_timeout_s: how long a client may leave a full send buffer unread.
         image_urls: whether images are fetched from public http(s) addresses.
         max_images, max_image_pixels: per request, per image.
-        pooling: how ``/v1/embeddings`` makes one vector of a text; None follows the model.
     """
 
     name: str
@@ -44,7 +43,6 @@ class ServerConfig:
     image_urls: bool = False
     max_images: int = 8
     max_image_pixels: int = 50_000_000
-    pooling: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.

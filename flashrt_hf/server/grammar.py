@@ -27,18 +27,25 @@ MAX_SCHEMA_CHARACTERS = 100_000
 MAX_SCHEMA_DEPTH = 64
 
 
+class GrammarError(ValueError):
+    """A grammar that turned out to be too much for its limits while text was written."""
+
+
 class Mask:
     """``TokenMask`` of one answer."""
 
-    def __init__(self, codec: Codec, grammar: str) -> None:
-        self._matcher = LLMatcher(codec.grammar_tokenizer, grammar, log_level=0, limits=LIMITS)
-        self._check()
+    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+        self._matcher, self._words = matcher, -(-vocabulary // 32)
 
     def allowed(self) -> torch.Tensor:
-        """int32 ``[ceil(V / 32)]``."""
+        """int32 ``[ceil(V / 32)]``.
+
+        Raises:
+            GrammarError: the next step costs more than the limits allow.
+        """
         bits = self._matcher.compute_bitmask()
         self._check()
-        return torch.frombuffer(bytearray(bits), dtype=torch.int32)
+        return torch.frombuffer(bytearray(bits), dtype=torch.int32)[: self._words]
 
     def accept(self, token_id: int) -> bool:
         """Advance; True when nothing but an end may follow."""
@@ -48,19 +55,20 @@ class Mask:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(f"grammar: {self._matcher.get_error()}")
+            raise GrammarError(_first_line(self._matcher.get_error()))
 
 
 def mask_factory(codec: Codec, grammar: str, param: str) -> Callable[[], Mask]:
-    """What ``GenerationRequest.mask`` takes.
+    """What ``GenerationRequest.mask`` takes; the grammar is compiled here, once for all answers.
 
     Raises:
         ApiError: 400, the grammar cannot be used; ``param`` is what it came from.
     """
-    problem = LLMatcher.validate_grammar(grammar, codec.grammar_tokenizer, limits=LIMITS)
-    if problem and not problem.startswith("WARNING"):
-        raise bad(f"Invalid value for {param!r}: {_first_line(problem)}", param, "invalid_schema")
-    return lambda: Mask(codec, grammar)
+    matcher = LLMatcher(codec.grammar_tokenizer, grammar, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        problem = _first_line(matcher.get_error())
+        raise bad(f"Invalid value for {param!r}: {problem}", param, "invalid_schema")
+    return lambda: Mask(matcher.deep_copy(), codec.vocabulary)
 
 
 def json_grammar(schema: dict[str, Any], param: str) -> str:

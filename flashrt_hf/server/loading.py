@@ -25,6 +25,7 @@ from .text import Codec
 
 log = logging.getLogger("flash_rt.server")
 
+POOLING_FILE = "1_Pooling/config.json"
 DEFAULT_LEN = 8192  # the cache of eight sequences is static
 
 
@@ -122,18 +123,17 @@ def plan_reader(model: Any) -> Callable[[], dict[str, Any]]:
     return read
 
 
-def pooling_of(folder: Path) -> str:
-    """The pooling that a sentence-transformers checkpoint names, ``mean`` where it names none.
+def pooling_of(path: Path) -> str:
+    """The pooling that a checkpoint of sentence-transformers names; ``mean`` without the file.
 
     Raises:
         ValueError: it names one that is not served.
     """
-    path = folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return "mean"
     modes = json.loads(path.read_text("utf-8"))
     names = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
-    chosen = [k for k, v in modes.items() if k.startswith("pooling_mode_") and v]
+    chosen = [k for k, v in modes.items() if k.startswith("pooling_mode_") and v is True]
     for pooling, mode in names.items():
         if chosen == [f"pooling_mode_{mode}"]:
             return pooling

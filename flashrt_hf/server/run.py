@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import signal
 import socket
 import sys
@@ -16,6 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import Server
 from .config import ServerConfig
+
+log = logging.getLogger("flash_rt.server")
 
 MAX_CONNECTIONS = 1024
 SWITCH_SECONDS = 0.0005  # the worker must get the interpreter back well within a token
@@ -64,6 +67,15 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
         self._server = server
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        if self.started:
+            config = self._server.config
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = f"[{config.host}]" if ":" in config.host else config.host
+            log.info("%s is served on http://%s:%d", config.name, host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no connections, let requests end within the grace time, then end them."""

@@ -49,7 +49,7 @@ class Codec:
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; a special token's are those of its name."""
         if token in self.special or token >= self.grammar_tokenizer.vocab_size:
-            return str(self.backend.id_to_token(token) or "").encode()
+            return str(self.backend.id_to_token(token) or f"<{token}>").encode()
         return bytes(self.grammar_tokenizer.decode_bytes([token]))
 
     def special_id(self, text: str) -> int | None:

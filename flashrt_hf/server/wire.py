@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import flash_rt
-from flash_rt.structures.loops.generation import TokenEvent
 
 from .text import Codec
 
@@ -50,13 +49,13 @@ class Head:
         return self._fields(self.kind) | {"choices": choices, "usage": usage}
 
 
-def chosen_logprob(event: TokenEvent) -> float:
-    """Log probability of the token itself."""
-    return LOWEST if event.logprob is None else event.logprob
+def finite(logprob: float | None) -> float:
+    """A log probability as JSON can hold it."""
+    return logprob if logprob is not None and math.isfinite(logprob) else LOWEST
 
 
-def token_entry(codec: Codec, token: int, logprob: float) -> dict[str, Any]:
+def token_entry(codec: Codec, token: int, logprob: float | None) -> dict[str, Any]:
     """A token with its bytes."""
     raw = codec.token_bytes(token)
-    value = logprob if math.isfinite(logprob) else LOWEST
-    return {"token": raw.decode(errors="replace"), "logprob": value, "bytes": list(raw)}
+    text = raw.decode(errors="replace")
+    return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}

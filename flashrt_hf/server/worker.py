@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Hashable, Sequence
 
+import torch
+
 from flash_rt.structures.loops.generation import TokenEvent
 
 from .engine import Engine
 from .errors import ApiError
 from .fair_queue import FairQueue, QueueFull
+from .grammar import GrammarError
 from .metrics import Metrics
 from .work import CallWork, Failed, Result, TextWork, Work
 
@@ -241,8 +244,14 @@ class Worker:
             self._seconds += 0.1 * (time.monotonic() - work.started - self._seconds)
 
     def _internal(self, error: BaseException) -> ApiError:
+        """What the client of a failed request is told; the log is told everything."""
+        if isinstance(error, GrammarError):
+            text = f"The answer's grammar is too complex: {error}"
+            return ApiError(400, text, code="grammar_too_complex")
         log.error("a request failed", exc_info=error)
         self.metrics.failures.labels(type(error).__name__).inc()
+        if isinstance(error, torch.AcceleratorError):  # nothing runs on this context any more
+            self._state = "broken"
         return ApiError(
             500, "The model failed on this request; the server's log says why", code="model_failed"
         )

@@ -17,7 +17,7 @@ from flash_rt.flashrt_hf.server.config import ServerConfig
 from flash_rt.flashrt_hf.server.run import uvicorn_server
 from flash_rt.flashrt_hf.server.served import Served
 
-MAX_LEN = 512
+MAX_LEN = 2048
 NAME = "tiny"
 
 

@@ -24,7 +24,7 @@ TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\n# Tools\n' }}
 
 @functools.cache
 def tokenizer() -> Any:
-    """Every byte is a token, and a few words are."""
+    """Every byte is a token, and so is every other id, most of them unreachable from text."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -32,7 +32,8 @@ def tokenizer() -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("t", "h"), ("th", "e"), ("a", "n"), ("an", "d"), ("i", "n"), ("e", "r"), ("o", "n")]
     words = [a + b for a, b in pairs]
-    vocabulary = {token: index for index, token in enumerate([*alphabet, *words])}
+    fillers = [f"w{i}" for i in range(VOCABULARY - len(alphabet) - len(words) - len(SPECIAL))]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *words, *fillers])}
     made = Tokenizer(BPE(vocabulary, pairs))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
