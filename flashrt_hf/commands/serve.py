@@ -11,7 +11,7 @@ import typer
 
 from ..host import MODEL_HELP
 from ..settings import API_KEY
-from . import DEVICE_HELP, DTYPE_HELP, placement, plain_errors
+from . import DEVICE_HELP, DTYPE_HELP, PRECISION_HELP, placement, plain_errors
 
 MODULES = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
@@ -34,7 +34,7 @@ def command(
     slots: Annotated[int, typer.Option(help="answers at a time, 1 to 8")] = 8,
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
-    precision: Annotated[str, typer.Option(help="see structures.attach")] = "auto",
+    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
     revision: Annotated[str, typer.Option(help="branch, tag or commit on the Hub")] = "",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="run Python files of the checkpoint")

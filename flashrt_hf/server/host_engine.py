@@ -156,7 +156,11 @@ class _Run:
         request = self.job.request
         device = next(self._model.parameters()).device
         ids = torch.tensor([request.prompt_ids], device=device)
-        inputs = {name: value.to(device) for name, value in self.job.inputs.items()}
+        dtype = self._model.dtype
+        inputs = {
+            name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+            for name, value in self.job.inputs.items()
+        }
         inputs.setdefault("attention_mask", torch.ones_like(ids))
         processors = LogitsProcessorList([_Bias(request, device, self._mask)])
         error: BaseException | None = None
