@@ -12,29 +12,9 @@
 
 #include "common/chunk.cuh"
 #include "common/pdl.cuh"
-#include "sampling.h"
+#include "keys.cuh"
 
 namespace flashrt {
-
-inline constexpr int kThreads = 256;
-static_assert(kMaxSlots <= kThreads, "the last block reads one slot's key a thread");
-
-// Orders as the values do: negative floats have all bits flipped, the others their sign bit. No
-// number reaches the key of NaN, and every number has a key above 0.
-__device__ __forceinline__ uint32_t ordered_bits(float value) {
-  if (isnan(value)) return 0xffffffffu;
-  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 becomes +0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// Among equal values the lower index has the larger key.
-__device__ __forceinline__ uint64_t key_of(uint32_t ordered, uint32_t index) {
-  return static_cast<uint64_t>(ordered) << 32 | (0xffffffffu - index);
-}
-
-__device__ __forceinline__ int index_of(uint64_t key) {
-  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(key));
-}
 
 // Largest key among this thread's elements of [begin, end); 0 when it has none.
 template <typename T>
@@ -67,17 +47,6 @@ __device__ __forceinline__ uint64_t best_of_slot(const T* row, int begin, int en
     }
   }
   return best == 0 ? 0 : key_of(best, best_index);
-}
-
-// Count this thread's block in: 0, 1, ... `last`, where the counter is back at 0 for the next
-// launch. What the thread wrote before is visible to whoever counts in later.
-__device__ __forceinline__ uint32_t count_in(uint32_t* counter, uint32_t last) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(last)
-               : "memory");
-  return before;
 }
 
 // Finish: `state = finish.load(row)` before the scan, in one thread of every block, for what does

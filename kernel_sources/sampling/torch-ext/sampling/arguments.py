@@ -11,11 +11,11 @@ MAX_SAMPLED_VOCAB = 2**22
 
 # As in csrc/sampling.h. A counter and at most 128 keys, 8 bytes each, for an argmax.
 WORKSPACE_BYTES_PER_ROW = (1 + 128) * 8
-# As in csrc/sample.h: for a draw a header, a histogram of 2048 counts and masses, and two words
-# for each logit.
-SAMPLE_HEADER_BYTES = 2 * WORKSPACE_BYTES_PER_ROW + 256
-SAMPLE_HISTOGRAM_BYTES = 2048 * (4 + 8)
-SAMPLE_BYTES_PER_LOGIT = 8
+# As in csrc/sample.h, for a draw: counters; and a state, 128 keys, a histogram of 2048 counts and
+# masses, and two words for each logit. The memory ends on a multiple of 16 bytes.
+COUNTER_BYTES_PER_ROW = 8 * 4
+DRAW_BYTES_PER_ROW = 128 + 128 * 8 + 2048 * (4 + 8)
+DRAW_BYTES_PER_LOGIT = 4 + 4
 
 
 def argmax_bytes(rows: int, size: int) -> int:
@@ -24,7 +24,7 @@ def argmax_bytes(rows: int, size: int) -> int:
 
 def sample_bytes(rows: int, size: int) -> int:
     padded = (size + 31) // 32 * 32
-    row = SAMPLE_HEADER_BYTES + SAMPLE_HISTOGRAM_BYTES + SAMPLE_BYTES_PER_LOGIT * padded
+    row = COUNTER_BYTES_PER_ROW + DRAW_BYTES_PER_ROW + DRAW_BYTES_PER_LOGIT * padded
     return rows * row
 
 

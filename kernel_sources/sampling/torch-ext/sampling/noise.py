@@ -27,8 +27,8 @@ _EXP = (
     *(4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1),
 )
 _SQRT_HALF_BITS = 0x3F3504F3
-# Below it, 1 - w stays above sqrt(1/2) and the polynomial of log takes -w as it is.
-_SMALL = 0.29289
+# Below it (74/256), 1 - w stays above sqrt(1/2) and the polynomial of log takes -w as it is.
+_SMALL = 0.2890625
 _MASS_BITS = 40
 
 
