@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr float kNVFP4Max = 2688.0f;  // 6 * 448
 // Steps of the E4M3 code that the search tries around max(abs(block)) / 6; see reference.py.
-constexpr int kSearchBelow = 4;
+constexpr int kSearchBelow = 2;
 constexpr int kSearchAbove = 6;
 
 unsigned blocks_for(int64_t items) {

@@ -86,7 +86,7 @@ def nvfp4(weight, importance=None):
         for b in range(blocks):
             part = slice(16 * b, 16 * b + 16)
             center = int(nearest((values[n, part].abs().max() / 6).clamp(max=448), E4M3))
-            around = range(max(center - 4, 0), min(center + 6, 126) + 1)
+            around = range(max(center - 2, 0), min(center + 6, 126) + 1)
             given = None if importance is None else importance[part]
             scales[n, b], codes[n, part] = search(values[n, part], around, given)
     return codes[:, :K], scales, global_scale

@@ -33,7 +33,7 @@ def quantize_nvfp4(
     """Quantise a weight to NVFP4 with block scales that minimise the squared error.
 
     ``global = max(abs(weight)) / (6 * 448)`` (1 where that is 0, at least 2**-126). In each block
-    of 16 along K, every E4M3 value from 4 below to 6 above ``max(abs(block)) / (6 * global)`` is
+    of 16 along K, every E4M3 value from 2 below to 6 above ``max(abs(block)) / (6 * global)`` is
     tried as scale ``s``, with ``q = round(weight / global / s)`` to the nearest E2M1, ties to even,
     and the smallest ``sum(importance * (weight / global - s * q)**2)`` is kept, the smallest scale
     among equals. A block of zeros has scale 0; codes under a scale of 0 are 0.
