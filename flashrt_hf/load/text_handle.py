@@ -16,8 +16,8 @@ from flash_rt import structures
 from flash_rt.structures.loops.request import integer
 
 from . import sampling
+from .answer import Answer, AnswerDone
 from .handle import Handle
-from .text import Answer, AnswerDone
 
 DEFAULT_LEN = 4096  # positions of the first cache where max_len is not given
 MAX_NEW_TOKENS = 512

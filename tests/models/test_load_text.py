@@ -12,7 +12,6 @@ import torch
 
 import flash_rt
 from flash_rt import structures
-from flash_rt.flashrt_hf.load.text import Detokenizer, StopText
 
 
 @pytest.fixture(scope="module")
@@ -276,28 +275,3 @@ def test_encoder_decoders_answer_through_the_host() -> None:
     wanted = tokenizer.decode(out[0], skip_special_tokens=True)
     with flash_rt.load_model(model, tokenizer=tokenizer) as handle:
         assert handle.predict("Why?", raw=True, max_new_tokens=6) == wanted
-
-
-def test_pieces_end_at_whole_characters() -> None:
-    text = "née 🐢 fin"
-    ids = checkpoints.tokenizer()(text).input_ids
-    made = Detokenizer(checkpoints.tokenizer())
-    pieces = [made.add([token]) for token in ids]
-    assert "".join(pieces) == text
-    assert "🐢" in pieces
-    assert made.rest() == ""
-    cut = Detokenizer(checkpoints.tokenizer())
-    assert "".join(cut.add([t]) for t in checkpoints.tokenizer()("a🐢").input_ids[:3]) == "a"
-    assert cut.rest() == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_stop_text_holds_back_what_may_become_one() -> None:
-    stop = StopText(["END", "E."])
-    assert [stop.add(t) for t in ("a", "bE", "N", "xE", "N")] == ["a", "b", "", "ENx", ""]
-    assert not stop.found
-    assert stop.add("Dy") == ""
-    assert stop.found
-    other = StopText(["END"])
-    assert other.add("theEN") == "the"
-    assert not other.found
-    assert other.rest() == "EN"
