@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import WHERE, Weights, choose
+from .files import WEIGHTS, WHERE, Weights, choose
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+SHARDS = "model-*-of-*.safetensors"
+SECONDS = 10.0  # that the Hub may take to answer before the cache does
 OTHER_EXPORTS = ("original/*", "onnx/*", "openvino/*", "coreml/*", "metal/*")
 
 
@@ -44,47 +46,58 @@ class Hub:
             ValueError: the name is no id, or its weights are in no format that is read.
         """
         code = ("*.py",) if remote_code else ()
-        folder = Path(self._snapshot(name, self.revision, (*SMALL_FILES, *code)))
-        listing = self._listing(name, folder.name)
-        if listing is None:
-            return folder
+        wanted = (*SMALL_FILES, *code)
+        try:
+            listing = self._listing(name)
+        except _transport_errors() as error:
+            cached = (*wanted, *((gguf_file,) if gguf_file else (WEIGHTS, SHARDS)))
+            return self._snapshot(name, self.revision, cached, why=error)
+        folder = self._snapshot(name, self.revision, wanted)
         weights = choose(listing, gguf_file=gguf_file, where=name)
         approve(folder, weights)
-        return Path(self._snapshot(name, folder.name, tuple(weights.sizes)))
+        return self._snapshot(name, folder.name, tuple(weights.sizes))
 
-    def _snapshot(self, name: str, revision: str | None, patterns: tuple[str, ...]) -> str:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-        try:
-            return snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=self.cache_dir,
-                token=self.token,
-                local_files_only=self.local_files_only,
-                allow_patterns=[*patterns],
-                ignore_patterns=[*OTHER_EXPORTS],
-            )
-        except HFValidationError as error:
-            raise ValueError(f"{WHERE}: a Hub id must be valid, got {name!r}: {error}") from None
-        except (HfHubHTTPError, FileNotFoundError, ConnectionError) as error:
-            raise FileNotFoundError(self._not_found(name, error)) from error
-
-    def _listing(self, name: str, commit: str) -> dict[str, int] | None:
-        """Bytes of every file of the repository; None where only the cache can answer."""
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import DryRunError, HfHubHTTPError
+    def _listing(self, name: str) -> dict[str, int]:
+        """Bytes of every file of the repository, by one question to the Hub."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import OfflineModeIsEnabled
 
         if self.local_files_only:
-            return None
+            raise OfflineModeIsEnabled("local_files_only=True")
         try:
-            files: Any = snapshot_download(
-                name, revision=commit, cache_dir=self.cache_dir, token=self.token, dry_run=True
+            info = HfApi(token=self.token).model_info(
+                name, revision=self.revision, files_metadata=True, timeout=SECONDS
             )
-        except (DryRunError, HfHubHTTPError, ConnectionError):
-            return None
-        return {file.filename: file.file_size for file in files}
+        except ValueError as error:  # of the name's form
+            raise ValueError(f"{WHERE}: a Hub id must be valid, got {name!r}: {error}") from None
+        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+    def _snapshot(
+        self,
+        name: str,
+        revision: str | None,
+        patterns: tuple[str, ...],
+        *,
+        why: Exception | None = None,
+    ) -> Path:
+        """A snapshot with these files; of the cache alone where ``why`` says that it has to be."""
+        from huggingface_hub import snapshot_download
+
+        errors = (FileNotFoundError, *_transport_errors())
+        try:
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    cache_dir=self.cache_dir,
+                    token=self.token,
+                    local_files_only=why is not None,
+                    allow_patterns=[*patterns],
+                    ignore_patterns=[*OTHER_EXPORTS],
+                )
+            )
+        except errors as error:
+            raise FileNotFoundError(self._not_found(name, why or error)) from error
 
     def _not_found(self, name: str, error: Exception) -> str:
         from huggingface_hub.constants import HF_HUB_OFFLINE
@@ -118,3 +131,12 @@ class Hub:
             f"{WHERE}: there is no folder {name!r}, {at} is not whole in the cache, and the Hub "
             f"does not answer ({first})"
         )
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises where the Hub refuses or cannot be reached."""
+    from huggingface_hub import errors
+
+    http: Any = errors.HfHubHTTPError.__mro__
+    (base,) = (kind for kind in http if kind.__name__ == "HTTPError")
+    return base, ConnectionError
