@@ -13,6 +13,7 @@ from flash_rt.flashrt_hf.kernels.manifest import ManifestError
 from flash_rt.flashrt_hf.kernels.resolver import KernelNotFoundError
 from flash_rt.flashrt_hf.kernels.toolchain import ToolchainError
 from flash_rt.flashrt_hf.settings import SettingError
+from flash_rt.kernel_loader import LocalKernelsError
 
 # name -> module. The module is imported only when its command is asked for or help is printed; it
 # has either ``app``, a typer.Typer with subcommands, or ``command``, one function, with click's
@@ -25,7 +26,15 @@ COMMANDS = {
     "bench": "flash_rt.flashrt_hf.commands.bench",
 }
 
-EXPECTED = (BuildError, KernelNotFoundError, ManifestError, OSError, SettingError, ToolchainError)
+EXPECTED = (
+    BuildError,
+    KernelNotFoundError,
+    LocalKernelsError,
+    ManifestError,
+    OSError,
+    SettingError,
+    ToolchainError,
+)
 
 
 def build_app(names: list[str]) -> typer.Typer:

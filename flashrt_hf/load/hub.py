@@ -83,7 +83,7 @@ class Hub:
         """A snapshot with these files; of the cache alone where ``why`` says that it has to be."""
         from huggingface_hub import snapshot_download
 
-        errors = (FileNotFoundError, *_transport_errors())
+        errors: tuple[type[Exception], ...] = (FileNotFoundError, *_transport_errors())
         try:
             return Path(
                 snapshot_download(

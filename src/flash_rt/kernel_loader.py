@@ -11,6 +11,10 @@ from types import ModuleType
 from typing import Protocol
 
 
+class LocalKernelsError(ValueError):
+    """LOCAL_KERNELS breaks its rule."""
+
+
 class Loader(Protocol):
     def __call__(self, name: str, *, version: int) -> ModuleType:
         """The module of kernel family ``flashrt/<name>``; raises when no build is usable."""
@@ -29,13 +33,13 @@ def local_overrides() -> dict[str, Path]:
     """The entries of LOCAL_KERNELS, as the ``kernels`` library reads them.
 
     Raises:
-        ValueError: an entry is not ``repo_id=path``.
+        LocalKernelsError: an entry is not ``repo_id=path``.
     """
     overrides = {}
     for entry in filter(None, os.environ.get("LOCAL_KERNELS", "").split(":")):
         repo_id, separator, path = entry.partition("=")
         if not separator:
-            raise ValueError(f"LOCAL_KERNELS: an entry must be repo_id=path, got {entry!r}")
+            raise LocalKernelsError(f"LOCAL_KERNELS: an entry must be repo_id=path, got {entry!r}")
         overrides[repo_id] = Path(path)
     return overrides
 

@@ -130,6 +130,15 @@ def test_modules_that_run_as_the_command(source_environment, module):
     assert wrong.stderr.startswith("flash-rt: kernels: no family 'nope'; the families are ")
 
 
+def test_a_malformed_local_kernels_is_one_message(source_environment):
+    command = [sys.executable, "-m", "flash_rt", "kernels", "env"]
+    environment = source_environment | {"LOCAL_KERNELS": "nonsense"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert last == "flash-rt: LOCAL_KERNELS: an entry must be repo_id=path, got 'nonsense'"
+
+
 def test_one_broken_family_does_not_stop_the_others(run, workspace):
     import shutil
 
