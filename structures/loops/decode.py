@@ -1,9 +1,9 @@
-"""Greedy decoding of a whole request: prompt, captured steps, stop conditions."""
+"""The loop that people call: a request checked, run on captured steps, and joined."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,21 +15,30 @@ from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
 from .decoder import read_decoder
-from .request import Request, integer, read_request
-from .session import Session, Sessions, decoder_device, plain_tensors, token_table
+from .options import StopStrings, read_options, read_stops
+from .request import WHERE, Request, integer, read_request
+from .run import StepLogprobs, Streamer, run_steps
+from .sampling import Sampling
+from .session import Sessions, decoder_device, plain_tensors, token_table
 from .step import BoundDecoder
 
 MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
 
 
-class Streamer(Protocol):
-    """What transformers calls a streamer."""
+class Generated(NamedTuple):
+    """Tokens with the logarithms of their probabilities.
 
-    def put(self, value: torch.Tensor) -> None:
-        """Take the prompt ``[B, P]``, then the tokens ``[B]`` of each step."""
+    Attributes:
+        sequences: int64 ``[B, P + new]``, prompt and answer.
+        logprobs: fp32 ``[B, new]``, of the tokens of the answer; what lies behind a row's last
+            token means nothing.
+        top_ids, top_logprobs: int64 and fp32 ``[B, new, K]``, the likeliest from the top down.
+    """
 
-    def end(self) -> None:
-        """No more tokens."""
+    sequences: torch.Tensor
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
 
 
 def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
@@ -94,52 +103,131 @@ class DecodeLoop:
         max_new_tokens: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
+        num_return_sequences: int = 1,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
         streamer: Streamer | None = None,
-        **unsupported: Any,
+        **options: Any,
     ) -> torch.Tensor:
-        """Continue every prompt greedily.
+        """Continue every prompt, greedily or by draws.
 
         Args:
-            input_ids: int64 ``[B, P]``, B at most ``batch_size``; padded on the left.
+            input_ids: int64 ``[B, P]``, padded on the left.
             attention_mask: ``[B, P]``, 0 at padding; None means no padding.
             max_new_tokens: None fills the cache.
             eos_token_id: a row stops behind one of these; None takes the model's, ``()`` none.
             pad_token_id: fills rows that stopped; None takes the model's, else the first eos.
+            num_return_sequences: n answers to every prompt, in neighbouring rows; B * n is at most
+                ``batch_size``.
+            stop_strings: a row stops behind the token that completes one of these; needs the
+                ``tokenizer``.
             streamer: gets the prompt, then the tokens of every step, as in transformers; ``end``
                 also when the request fails behind the prompt.
+            options: ``do_sample`` (False), with it ``temperature`` (1.0), ``top_k``, ``top_p``,
+                ``min_p`` and ``seed`` (None draws one from torch's generator); and in any case
+                ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``,
+                ``logit_bias`` and ``min_new_tokens``, as in ``Sampling``. The draws of a row
+                depend on its seed and its own positions alone; row 0 has ``seed``, the others
+                have seeds that follow from it.
 
         Returns:
-            int64 ``[B, P + new]`` on the device of ``input_ids``.
+            int64 ``[B * n, P + new]`` on the device of ``input_ids``.
 
         Raises:
             ValueError: a prompt that is empty, too long, not padded on the left or of ids outside
-                the vocabulary; more rows than ``batch_size``; new tokens beyond ``max_len``.
-            TypeError: an option that greedy decoding does not have, by name; an argument of
-                another type than asked for.
+                the vocabulary; more rows than ``batch_size``; new tokens beyond ``max_len``; a
+                setting out of its range, or one that needs ``do_sample=True`` without it.
+            TypeError: an option that the loop does not have, by name; an argument of another type
+                than asked for.
             LoopRefused: the model has since got a hook, training mode, an adapter or another
                 dtype, or the device has no memory for the cache.
         """
-        for name, value in unsupported.items():
-            raise TypeError(
-                f"decode_loop.generate: {name} is not an option, got {value!r}; the loop decodes "
-                "greedily, other ways run through model.generate"
-            )
+        request = self._read(
+            input_ids,
+            attention_mask,
+            max_new=max_new_tokens,
+            eos=eos_token_id,
+            pad=pad_token_id,
+            copies=num_return_sequences,
+            sampling=read_options(WHERE, options),
+        )
+        stops = read_stops(WHERE, stop_strings, tokenizer, request.batch)
+        new, _ = self._run(request, streamer, stops, logprobs=False)
+        return _joined(input_ids, new, request)
+
+    def generate_with_logprobs(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        top_logprobs: int = 0,
+        max_new_tokens: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        num_return_sequences: int = 1,
+        stop_strings: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
+        streamer: Streamer | None = None,
+        **options: Any,
+    ) -> Generated:
+        """As ``generate``, with log-probabilities under the model's own softmax.
+
+        They are of the untouched logits, before bias, penalties and temperature; ``top_logprobs``,
+        0 to 20, says how many of the likeliest come with every token.
+        """
+        sampling = read_options(WHERE, options | {"logprobs": True, "top_logprobs": top_logprobs})
+        request = self._read(
+            input_ids,
+            attention_mask,
+            max_new=max_new_tokens,
+            eos=eos_token_id,
+            pad=pad_token_id,
+            copies=num_return_sequences,
+            sampling=sampling,
+        )
+        stops = read_stops(WHERE, stop_strings, tokenizer, request.batch)
+        new, found = self._run(request, streamer, stops, logprobs=True)
+        assert found is not None
+        device, top, rows = input_ids.device, sampling.top_logprobs, request.batch
+        parts = (found.chosen, found.top_ids[..., :top], found.top[..., :top])
+        chosen, ids, values = (
+            t[: new.shape[1], :rows].transpose(0, 1).to(device, copy=True) for t in parts
+        )
+        return Generated(_joined(input_ids, new, request), chosen, ids, values)
+
+    def _read(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        max_new: int | None,
+        eos: Any,
+        pad: Any,
+        copies: int,
+        sampling: Sampling,
+    ) -> Request:
         defaults = getattr(self._model, "generation_config", None)
-        if eos_token_id is None:
-            eos_token_id = getattr(defaults, "eos_token_id", None)
-        if pad_token_id is None:
-            pad_token_id = getattr(defaults, "pad_token_id", None)
-        table = token_table(self._model, self._sessions.spec)
-        request = read_request(
+        return read_request(
             input_ids,
             attention_mask,
             batch_size=self.batch_size,
             max_len=self.max_len,
-            max_new=max_new_tokens,
-            eos=eos_token_id,
-            pad=pad_token_id,
-            vocabulary=table.shape[0],
+            max_new=max_new,
+            eos=getattr(defaults, "eos_token_id", None) if eos is None else eos,
+            pad=getattr(defaults, "pad_token_id", None) if pad is None else pad,
+            vocabulary=token_table(self._model, self._sessions.spec).shape[0],
+            copies=copies,
+            sampling=sampling,
         )
+
+    def _run(
+        self,
+        request: Request,
+        streamer: Streamer | None,
+        stops: StopStrings | None,
+        *,
+        logprobs: bool,
+    ) -> tuple[torch.Tensor, StepLogprobs | None]:
         listening: Streamer | None = None  # from the prompt on, when it is owed an end
         try:
             with (
@@ -147,13 +235,13 @@ class DecodeLoop:
                 self._sessions.use(self.batch_size, self.max_len) as session,
             ):
                 if streamer is not None:
-                    streamer.put(input_ids.cpu())
+                    streamer.put(request.input_ids[:: request.copies].cpu())
                     listening = streamer
-                new = run_greedy(session, request, streamer)
+                found = StepLogprobs.empty(session, request.max_new) if logprobs else None
+                return run_steps(session, request, streamer, observe=stops, logprobs=found), found
         finally:
             if listening is not None:
                 listening.end()
-        return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
     def reset(self) -> None:
         """Give caches and graphs back; the next call makes them again."""
@@ -165,23 +253,6 @@ class DecodeLoop:
         return self._sessions.memory_bytes
 
 
-def run_greedy(session: Session, request: Request, streamer: Streamer | None) -> torch.Tensor:
-    """All new tokens, int64 ``[B, new]``; the host stays at most one step behind the device."""
-    graph, reports = session.graph("greedy"), session.reports
-    session.fill(request)
-    session.step.choose()
-    replay, post, take = graph.replay, reports.post, reports.take
-    reports.begin()
-    post()
-    new = 0
-    while new < request.max_new:
-        if new < request.max_new - 1:
-            replay()
-            post()
-        new += 1
-        finished = take()
-        if streamer is not None:
-            streamer.put(reports.ids(request.pad)[: request.batch])
-        if finished:
-            break
-    return session.state.generated(new, request.pad)[: request.batch]
+def _joined(input_ids: torch.Tensor, new: torch.Tensor, request: Request) -> torch.Tensor:
+    prompts = input_ids.repeat_interleave(request.copies, 0)
+    return torch.cat([prompts, new.to(input_ids.device)], dim=1)

@@ -1,15 +1,15 @@
 """``model.generate`` of an attached transformers model, through the decode loop where it can be.
 
 Overridden is ``_sample``, behind which transformers' own ``generate`` has already prepared inputs,
-processors, stopping criteria and streamer. A greedy request replays whole steps. With logits
-processors or stopping criteria of other kinds these run between replays of the forward. Everything
-else is the host's own ``_sample``, and ``explain`` says why.
+processors, stopping criteria and streamer. A request whose processors are settings of a step (see
+``processors``) replays whole steps, and its stopping criteria look on from one step behind. With
+processors of other kinds these run between replays of the forward, and the choice after them.
+Everything else is the host's own ``_sample``, and ``explain`` says why.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,13 +23,19 @@ from ..catalogue.spec import NotThisForm
 from ..kernels import KernelUnavailable
 from ..plan import Plan
 from .cache import EOS_SLOTS
-from .decode import MAX_BATCH, run_greedy
+from .decode import MAX_BATCH
 from .decoder import DecoderSpec, read_decoder
-from .request import Request, padded_on_the_left
+from .processors import read_processors
+from .request import Request, draw_seed, padded_on_the_left
+from .run import run_steps
+from .sampling import Sampling
 from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
 
 CACHES = ("past_key_values", "cache")
-READ = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position")
+READ = (
+    *("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"),
+    "tokenizer",  # of stop strings, which are a criterion by now
+)
 LENGTH_STEP = 1024  # a coarse step, so that a longer request seldom needs a new session
 
 _own_cache: ContextVar[bool] = ContextVar("flashrt_own_cache", default=False)
@@ -46,7 +52,7 @@ class GenerateDoor:
     Attributes:
         refusal: why no request can run on the loop; None when requests can.
         looped, between, hosted: requests that ran on whole captured steps, on captured forwards
-            with the host's processors and criteria between them, or on the host, by reason.
+            with the host's processors between them, or on the host, by reason.
     """
 
     spec: DecoderSpec | None = None
@@ -61,7 +67,7 @@ class GenerateDoor:
         if self.refusal is not None:
             return [f"generate: the host's own code, because {self.refusal}"]
         counts = f"{self.looped} requests so far, {self.between} with host code between steps"
-        lines = [f"generate: greedy requests run on the decode loop ({counts})"]
+        lines = [f"generate: requests run on the decode loop ({counts})"]
         for reason, count in self.hosted.items():
             lines.append(f"generate: {count} requests ran on the host, because {reason}")
         return lines
@@ -74,18 +80,47 @@ class GenerateDoor:
 
 @dataclass(frozen=True)
 class _Call:
-    """A request that the loop can run."""
+    """A request that the loop can run.
+
+    Attributes:
+        whole_steps: nothing has to run between steps.
+        draws: the choice behind the host's processors is a draw.
+        watched: the stopping criteria have to see every step.
+    """
 
     request: Request
     processors: Any
     criteria: Any
+    whole_steps: bool
+    draws: bool
+    watched: bool
 
-    @property
-    def whole_steps(self) -> bool:
-        """Whether nothing of the host's has to run between steps."""
-        known = {"MaxLengthCriteria", "EosTokenCriteria"}
-        few = len(self.request.eos) <= EOS_SLOTS
-        return few and not self.processors and {type(c).__name__ for c in self.criteria} <= known
+    def run(self, session: Session, streamer: Any) -> torch.Tensor:
+        """All new tokens, int64 ``[B, new]``."""
+        if not self.whole_steps:
+            return run_between(
+                session,
+                self.request,
+                streamer,
+                processors=self.processors,
+                criteria=self.criteria,
+                draws=self.draws,
+            )
+        observe = _Criteria(self.request, self.criteria) if self.watched else None
+        return run_steps(session, self.request, streamer, observe=observe)
+
+
+class _Criteria:
+    """The host's stopping criteria, called with everything so far behind every step."""
+
+    def __init__(self, request: Request, criteria: Any) -> None:
+        self._criteria, self._ids = criteria, request.input_ids
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        column = ids[:, None].to(self._ids.device)
+        self._ids = torch.cat([self._ids, column], dim=1)
+        ended: torch.Tensor = self._criteria(self._ids, None)
+        return ended
 
 
 def open_door(plan: Plan, model: nn.Module, binder: Binder) -> GenerateDoor | None:
@@ -162,8 +197,7 @@ def current_sample(
             plain_tensors(input_ids.device),
             door.sessions.use(call.request.batch, length) as session,
         ):
-            run: Callable[..., torch.Tensor] = run_greedy if call.whole_steps else run_between
-            new = run(session, call.request, streamer, **_between(call))
+            new = call.run(session, streamer)
     except (LoopRefused, NotThisForm) as reason:
         raise HostOnly(str(reason)) from None
     except BaseException:
@@ -179,12 +213,6 @@ def current_sample(
     return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
 
-def _between(call: _Call) -> dict[str, Any]:
-    if call.whole_steps:
-        return {}
-    return {"processors": call.processors, "criteria": call.criteria}
-
-
 def _read(
     input_ids: torch.Tensor,
     processors: Any,
@@ -195,8 +223,6 @@ def _read(
     vocabulary: int,
 ) -> _Call:
     """What transformers asks of ``_sample``, as a request of the loop."""
-    if config.do_sample:
-        raise HostOnly("do_sample=True: the loop decodes greedily")
     if config.return_dict_in_generate:
         raise HostOnly("return_dict_in_generate=True: the loop returns ids only")
     if getattr(config, "is_assistant", False):
@@ -224,8 +250,27 @@ def _read(
     if pad is None and _stops_rows(criteria):
         raise HostOnly("rows that stop have no padding id")
     pad_id = 0 if pad is None else int(pad)
-    request = Request(input_ids.long(), lengths, min(limits) - width, eos, pad_id)
-    return _Call(request, processors, criteria)
+    sampling = read_processors(processors, do_sample=config.do_sample, width=width, eos=eos)
+    request = Request(
+        input_ids.long(),
+        lengths,
+        min(limits) - width,
+        eos if len(eos) <= EOS_SLOTS else (),
+        pad_id,
+        sampling=sampling or Sampling(),
+        seed=draw_seed() if sampling is not None and config.do_sample else 0,
+        whole_rows=True,
+        pads_rows=_stops_rows(criteria),
+    )
+    own = {"MaxLengthCriteria", "EosTokenCriteria"}
+    return _Call(
+        request,
+        processors,
+        criteria,
+        whole_steps=sampling is not None,
+        draws=config.do_sample,
+        watched=len(eos) > EOS_SLOTS or not {type(c).__name__ for c in criteria} <= own,
+    )
 
 
 def _check_ids(input_ids: torch.Tensor, vocabulary: int) -> None:
@@ -267,7 +312,13 @@ def _lengths(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> tuple[int
 
 
 def run_between(
-    session: Session, request: Request, streamer: Any, *, processors: Any, criteria: Any
+    session: Session,
+    request: Request,
+    streamer: Any,
+    *,
+    processors: Any,
+    criteria: Any,
+    draws: bool,
 ) -> torch.Tensor:
     """All new tokens, int64 ``[B, new]``, with the host's processors and criteria between steps."""
     graph = session.graph("forward")
@@ -278,7 +329,7 @@ def run_between(
     padded = _stops_rows(criteria)
     while True:
         scores = processors(ids, session.step.logits[:rows].clone())
-        chosen = scores.argmax(-1)
+        chosen = torch.multinomial(scores.softmax(-1), 1)[:, 0] if draws else scores.argmax(-1)
         if padded:
             chosen = chosen.where(running, request.pad)
         ids = torch.cat([ids, chosen[:, None]], dim=1)

@@ -64,6 +64,11 @@ class Reports:
         self._stopped = copy[self._ids_bytes :].view(torch.bool).clone()
         return ids
 
+    def finished(self) -> torch.Tensor:
+        """Rows that had finished when the report taken last was posted, bool ``[B]``."""
+        copy = self._copies[(self._taken - 1) % self._slots]
+        return copy[self._ids_bytes :].view(torch.bool)
+
     def chosen(self) -> list[int]:
         """Tokens of the report taken last, as they are."""
         copy = self._copies[(self._taken - 1) % self._slots]

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .cache import EOS_SLOTS
+from .sampling import SEEDS, Sampling
 
 WHERE = "decode_loop.generate"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request: ``input_ids [B, P]`` with ``lengths[b]`` tokens at the end of row b."""
+    """A checked request: ``input_ids [B, P]`` with ``lengths[b]`` tokens at the end of row b.
+
+    Attributes:
+        copies: so many rows in a row have the same prompt.
+        seed: of the first row's draws; the others' follow from it.
+        whole_rows: a repetition penalty counts the padding of a prompt too.
+        pads_rows: a row that the host ends is padded.
+    """
 
     input_ids: torch.Tensor
     lengths: tuple[int, ...]
     max_new: int
     eos: tuple[int, ...]
     pad: int
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    copies: int = 1
+    whole_rows: bool = False
+    pads_rows: bool = True
 
     @property
     def batch(self) -> int:
@@ -35,6 +48,11 @@ class Request:
         for ids, length in zip(self.input_ids, self.lengths, strict=True):
             yield ids[width - length :]
 
+    def seen(self, row: int) -> torch.Tensor:
+        """What a repetition penalty of ``row`` counts."""
+        start = 0 if self.whole_rows else self.input_ids.shape[1] - self.lengths[row]
+        return self.input_ids[row, start:]
+
 
 def read_request(
     input_ids: torch.Tensor,
@@ -46,6 +64,8 @@ def read_request(
     eos: int | Sequence[int] | None,
     pad: int | None,
     vocabulary: int,
+    sampling: Sampling,
+    copies: int,
 ) -> Request:
     """Check a call of ``DecodeLoop.generate``; see there for what is raised."""
     for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
@@ -55,8 +75,12 @@ def read_request(
         got = f"{input_ids.dtype} of shape {tuple(input_ids.shape)}"
         raise ValueError(f"{WHERE}: input_ids must be int64 [B, P], got {got}")
     batch, width = input_ids.shape
-    if not 1 <= batch <= batch_size:
-        raise ValueError(f"{WHERE}: input_ids must have 1 to {batch_size} rows, got {batch}")
+    copies = integer(WHERE, "num_return_sequences", copies)
+    if copies < 1:
+        raise ValueError(f"{WHERE}: num_return_sequences must be at least 1, got {copies}")
+    if not 1 <= batch * copies <= batch_size:
+        times = f" times num_return_sequences = {copies}" if copies > 1 else ""
+        raise ValueError(f"{WHERE}: input_ids must have 1 to {batch_size} rows, got {batch}{times}")
     if width == 0:
         raise ValueError(f"{WHERE}: the prompt must have at least one token, got 0")
     if width >= max_len:
@@ -83,8 +107,22 @@ def read_request(
     if pad is None:
         pad = ends[0] if ends else 0
     pad = integer(WHERE, "pad_token_id", pad)
-    lengths = _lengths(input_ids, attention_mask)
-    return Request(input_ids.long(), lengths, max_new, ends, pad)
+    largest = max(sampling.logit_bias, default=0)
+    if largest >= vocabulary:
+        raise ValueError(
+            f"{WHERE}: logit_bias must have ids from 0 to {vocabulary - 1}, got {largest}"
+        )
+    lengths = tuple(n for n in _lengths(input_ids, attention_mask) for _ in range(copies))
+    ids = input_ids.long().repeat_interleave(copies, 0)
+    seed = 0
+    if sampling.temperature > 0:
+        seed = draw_seed() if sampling.seed is None else sampling.seed
+    return Request(ids, lengths, max_new, ends, pad, sampling, seed, copies)
+
+
+def draw_seed() -> int:
+    """A seed from torch's own generator, so that ``torch.manual_seed`` decides it."""
+    return int(torch.randint(SEEDS - 1, (), dtype=torch.int64, device="cpu"))
 
 
 def integer(where: str, name: str, value: Any) -> int:

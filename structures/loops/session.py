@@ -21,8 +21,8 @@ from ..catalogue.head import propose_head, read_embedding
 from ..catalogue.layer_math import Families
 from ..discover import FLOATS
 from ..weights import Copies
-from .cache import StaticState
-from .controls import Controls
+from .cache import EOS_SLOTS, StaticState
+from .controls import ADJUSTED, DRAWN, GREEDY, Controls, way_of
 from .decoder import DecoderSpec
 from .prefill import Prefill
 from .report import Reports
@@ -95,8 +95,10 @@ class Session:
         self._row_graphs: dict[tuple[str, int], Graph] = {}
 
     def graph(self, name: str) -> Graph:
-        """The recording of ``step.greedy`` or ``step.forward``; get it before ``fill``."""
+        """The recording of a method of the step, such as ``greedy``; get it before ``fill``."""
         if name not in self._graphs:
+            if name in (DRAWN, ADJUSTED):
+                _ = self.controls
             self.pool.join()
             self.state.begin(max_new=1, eos=())
             step = getattr(self.step, name)
@@ -164,11 +166,23 @@ class Session:
 
     def fill(self, request: Request) -> None:
         """Prompts into the cache; logits of each row's last token into the step's logits."""
-        state = self.state
+        state, way = self.state, way_of(request.sampling)
         self.pool.join()
         state.begin(max_new=request.max_new, eos=request.eos)
         for row, ids in enumerate(request.rows()):
-            self.prefill.run(row, ids.to(state.tokens.device))
+            if row % request.copies:
+                self.copy_row(row - 1, row, request.lengths[row])
+                self.step.logits[row].copy_(self.step.logits[row - 1])
+            else:
+                self.prefill.run(row, ids.to(state.tokens.device))
+            if way != GREEDY:
+                self.controls.set_row(
+                    row,
+                    request.sampling,
+                    seed=request.sampling.seed_of(row, request.seed),
+                    stops=request.eos[:EOS_SLOTS],
+                    prompt=request.seen(row).to(state.tokens.device),
+                )
         for row, length in enumerate(request.lengths):  # see begin_row
             state.lengths[row].fill_(length - 1)
         state.finished[request.batch :].fill_(True)

@@ -52,9 +52,16 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"eos_token_id": [5.0]}, TypeError, "eos_token_id must be an integer, got 5.0"),
     ({"eos_token_id": [None]}, TypeError, "eos_token_id must be an integer, got None"),
     ({"pad_token_id": "x"}, TypeError, "pad_token_id must be an integer, got 'x'"),
-    ({"do_sample": True}, TypeError, "do_sample is not an option, got True"),
+    ({"do_sample": 1}, TypeError, "generate: do_sample must be True or False, got 1"),
     ({"num_beams": 4}, TypeError, "num_beams is not an option, got 4"),
-    ({"temperature": 0.7}, TypeError, "temperature is not an option, got 0.7"),
+    ({"temperature": 0.7}, ValueError, "temperature needs do_sample=True, got temperature=0.7"),
+    ({"do_sample": True, "temperature": 0}, ValueError, "temperature must be above 0"),
+    ({"do_sample": True, "top_p": 2}, ValueError, "generate: top_p must be above 0 and at most 1"),
+    ({"logit_bias": {128: 1.0}}, ValueError, "logit_bias must have ids from 0 to 127, got 128"),
+    ({"num_return_sequences": 3}, ValueError, "got 1 times num_return_sequences = 3"),
+    ({"num_return_sequences": 0}, ValueError, "num_return_sequences must be at least 1, got 0"),
+    ({"stop_strings": ["x"]}, ValueError, "stop_strings need the tokenizer, got tokenizer=None"),
+    ({"stop_strings": [""]}, ValueError, "stop_strings must be texts that are not empty"),
 ]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import zoo
 from decoders import host, model, prompt
+from test_text_stream import byte_level
 
 from flash_rt import structures
 
@@ -36,7 +37,7 @@ def test_greedy_generate_is_the_hosts_and_runs_on_the_loop(name: str) -> None:
     try:
         assert torch.equal(host(name, ids, mask, max_new_tokens=15), wanted)
         assert (plan.generation.looped, plan.generation.between) == (1, 0)
-        assert "greedy requests run on the decode loop (1 requests so far" in notes(plan)
+        assert "requests run on the decode loop (1 requests so far" in notes(plan)
     finally:
         plan.detach()
 
@@ -45,11 +46,11 @@ def test_greedy_generate_is_the_hosts_and_runs_on_the_loop(name: str) -> None:
 def test_processors_run_between_steps(name: str) -> None:
     ids, mask = prompt(2, 9, padding=(0, 4))
     options: list[dict[str, Any]] = [
-        {"repetition_penalty": 1.4},
         {"no_repeat_ngram_size": 2},
+        {"no_repeat_ngram_size": 3, "repetition_penalty": 1.4},
         {"min_new_tokens": 8, "eos_token_id": list(range(3, 50))},
         {"bad_words_ids": [[5], [7, 8]]},
-        {"max_time": 1000.0},
+        {"no_repeat_ngram_size": 2, "max_time": 1000.0},
     ]
     wanted = [host(name, ids, mask, max_new_tokens=12, **o) for o in options]
     plan = structures.attach(model(name))
@@ -59,6 +60,84 @@ def test_processors_run_between_steps(name: str) -> None:
         assert plan.generation.between == len(options)
     finally:
         plan.detach()
+
+
+IN_STEPS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"min_new_tokens": 8, "eos_token_id": list(range(3, 11))},
+    {"min_length": 14, "eos_token_id": list(range(3, 11)), "repetition_penalty": 1.2},
+    {"eos_token_id": list(range(3, 50))},
+    {"max_time": 1000.0},
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "granite"])
+def test_processors_that_are_settings_run_in_the_steps(name: str) -> None:
+    ids, mask = prompt(2, 9, padding=(0, 4))
+    wanted = [host(name, ids, mask, max_new_tokens=12, **o) for o in IN_STEPS]
+    plan = structures.attach(model(name))
+    try:
+        for option, tokens in zip(IN_STEPS, wanted, strict=True):
+            assert torch.equal(host(name, ids, mask, max_new_tokens=12, **option), tokens)
+        assert (plan.generation.looped, plan.generation.between) == (len(IN_STEPS), 0)
+    finally:
+        plan.detach()
+
+
+DRAWS: list[dict[str, Any]] = [
+    {"top_k": 0},
+    {"temperature": 0.7, "top_k": 12},
+    {"top_p": 0.8, "min_p": 0.02},
+    {"repetition_penalty": 1.3, "temperature": 1.2},
+]
+
+
+@pytest.mark.parametrize("option", DRAWS)
+def test_draws_follow_torchs_seed_and_the_hosts_distribution(option: dict[str, Any]) -> None:
+    """The first token, drawn often: chi-square against what the host draws from."""
+    ids, mask = prompt(1, 7)
+    options = {"do_sample": True, **option}
+    scores = host(
+        "llama", ids, mask, max_new_tokens=1, return_dict_in_generate=True, output_scores=True,
+        **options,
+    ).scores[0][0]  # fmt: skip
+    exact = scores.softmax(-1)
+    plan = structures.attach(model("llama"))
+    try:
+        torch.manual_seed(5)
+        drawn = [
+            host("llama", ids, mask, max_new_tokens=1, num_return_sequences=8, **options)[:, -1]
+            for _ in range(150)
+        ]
+        torch.manual_seed(5)
+        again = host("llama", ids, mask, max_new_tokens=1, num_return_sequences=8, **options)
+        assert plan.generation.looped == 151
+    finally:
+        plan.detach()
+    assert torch.equal(again[:, -1], drawn[0])
+    counts = torch.bincount(torch.cat(drawn), minlength=exact.numel()).float()
+    expected = exact * counts.sum()
+    assert counts[exact == 0].sum() == 0
+    common = expected >= 5
+    pairs = [(counts[common], expected[common])]
+    rest = (counts[~common].sum(), expected[~common].sum())
+    if rest[1] >= 5:
+        pairs.append((rest[0][None], rest[1][None]))
+    statistic = float(sum(((c - e) ** 2 / e).sum() for c, e in pairs))
+    freedom = sum(c.numel() for c, _ in pairs) - 1
+    tail = torch.special.gammaincc(torch.tensor(freedom / 2), torch.tensor(statistic / 2))
+    assert float(tail) > 0.001
+
+
+def test_draws_behind_processors_of_the_hosts_are_its_own(llama: tuple[Any, Any]) -> None:
+    ids, mask = prompt(2, 7)
+    options: dict[str, Any] = {"do_sample": True, "no_repeat_ngram_size": 2, "top_k": 20}
+    torch.manual_seed(3)
+    ours = host("llama", ids, mask, max_new_tokens=9, **options)
+    assert llama[1].generation.between == 1
+    llama[1].detach()
+    torch.manual_seed(3)
+    assert torch.equal(ours, host("llama", ids, mask, max_new_tokens=9, **options))
 
 
 def test_a_stopping_criterion_sees_every_step(llama: tuple[Any, Any]) -> None:
@@ -83,7 +162,7 @@ def test_a_stopping_criterion_sees_every_step(llama: tuple[Any, Any]) -> None:
     )
     assert tokens.shape == (1, 12)
     assert criterion.widths == [8, 9, 10, 11, 12]
-    assert llama[1].generation.between == 1
+    assert llama[1].generation.looped == 1
 
 
 class Streamer:
@@ -97,7 +176,7 @@ class Streamer:
         self.puts.append("end")
 
 
-@pytest.mark.parametrize("option", [{}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("option", [{}, {"no_repeat_ngram_size": 2}, {"max_time": 1e3}])
 def test_a_streamer_gets_what_the_host_streams(option: dict[str, Any]) -> None:
     ids, mask = prompt(1, 7)
     theirs, ours = Streamer(), Streamer()
@@ -109,7 +188,7 @@ def test_a_streamer_gets_what_the_host_streams(option: dict[str, Any]) -> None:
     assert ours.puts == theirs.puts
 
 
-@pytest.mark.parametrize("option", [{}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("option", [{}, {"no_repeat_ngram_size": 2}, {"max_time": 1e3}])
 def test_a_streamer_gets_its_end_when_the_request_fails(
     llama: tuple[Any, Any], option: dict[str, Any]
 ) -> None:
@@ -128,7 +207,6 @@ def test_a_streamer_gets_its_end_when_the_request_fails(
 
 
 HOSTED: list[tuple[dict[str, Any], str]] = [
-    ({"do_sample": True}, "do_sample=True"),
     ({"cache_implementation": "static"}, "cache_implementation='static'"),
     ({"use_cache": False}, "use_cache=False"),
     ({"num_beams": 2}, ""),
@@ -234,6 +312,9 @@ def test_rows_that_a_foreign_criterion_stops_are_padded_as_by_the_host(eos: Any)
     plan = structures.attach(model("llama"))
     try:
         assert torch.equal(host("llama", ids, mask, **options), wanted)
+        assert plan.generation.looped == 1
+        options["no_repeat_ngram_size"] = 2
+        assert host("llama", ids, mask, **options).shape[0] == 2
         assert plan.generation.between == 1
     finally:
         plan.detach()
@@ -267,18 +348,41 @@ def test_generate_inside_a_streamer_disturbs_neither(llama: tuple[Any, Any]) -> 
     assert all(torch.equal(tokens, inner) for tokens in found)
 
 
-def test_pipeline_runs_on_the_loop() -> None:
+def words() -> Any:
+    """A tokenizer whose token i is the word w<i>."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
-    from transformers import PreTrainedTokenizerFast, pipeline
+    from transformers import PreTrainedTokenizerFast
 
-    words = {f"w{i}": i for i in range(zoo.VOCAB)}
-    raw = Tokenizer(WordLevel(words, unk_token="w0"))
+    raw = Tokenizer(WordLevel({f"w{i}": i for i in range(zoo.VOCAB)}, unk_token="w0"))
     raw.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="w0", eos_token="w2", padding_side="left"
     )
+
+
+def test_stop_strings_are_the_hosts_and_run_in_the_steps(llama: tuple[Any, Any]) -> None:
+    ids, mask = prompt(2, 6)
+    free = host("llama", ids, mask, max_new_tokens=20, eos_token_id=None)
+    llama[1].detach()
+    tokenizer = byte_level()
+    texts = [tokenizer.decode(free[0, 10:12]), tokenizer.decode(free[1, 8:10])]
+    stop = {"stop_strings": texts, "tokenizer": tokenizer}
+    wanted = host("llama", ids, mask, max_new_tokens=20, **stop)
+    assert wanted.shape[1] < 26
+    plan = structures.attach(model("llama"))
+    try:
+        assert torch.equal(host("llama", ids, mask, max_new_tokens=20, **stop), wanted)
+        assert plan.generation.looped == 1
+    finally:
+        plan.detach()
+
+
+def test_pipeline_runs_on_the_loop() -> None:
+    from transformers import pipeline
+
+    tokenizer = words()
 
     def answers() -> list[str]:
         generator = pipeline(
