@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..host import DTYPES, REAL_MODEL
-from . import context, decode, fidelity, forward, models, record, rows, table
+from . import context, decode, fidelity, forward, load, models, record, rows, table
 from .peers import PEERS
 from .session import Session, build_folder, open_session, say
 
@@ -23,6 +23,7 @@ PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
     "forward": forward.run,
     "fidelity": fidelity.run,
 }
+LOAD = "load"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,7 +34,12 @@ def parser() -> argparse.ArgumentParser:
         epilog="flash-rt bench table FILE...   prints records as a Markdown table",
     )
     add = made.add_argument
-    add("parts", nargs="+", choices=[*PARTS], help="what to measure")
+    add(
+        "parts",
+        nargs="+",
+        choices=[*PARTS, LOAD],
+        help="what to measure; load, which starts processes of its own, stands alone",
+    )
     add(
         "--model",
         required=True,
@@ -65,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", default=default, help="cpu, cuda or cuda:N; default here %(default)s")
     add("--dtype", choices=[*DTYPES], default="bf16", help="default %(default)s")
+    add("--precision", default="auto", help="of the part load; default %(default)s")
     add("--compile-backend", default="inductor", help="of the compiled peers; default %(default)s")
     add("--commit", help="recorded where the run is no git checkout")
     add("--json", help="the record's path; default a file in build/records")
@@ -79,6 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     options = parser().parse_args(arguments)
     options.command = recorded_command(arguments, options.json)
+    if LOAD in options.parts:
+        if options.parts != [LOAD]:
+            parser().error(f"load must be the only part, got {' '.join(options.parts)}")
+        _print(*load.main(options))
+        return
     if options.prompt + options.new > options.cache:
         parser().error(
             f"--prompt + --new must be at most --cache, got {options.prompt + options.new}"
@@ -87,8 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = open_session(options)
     for part in options.parts:
         session.finish_part(part, PARTS[part](session))
-    say(f"record: {session.path}")
-    print(table.markdown({session.path.name: session.record}))
+    _print(session.record, session.path)
+
+
+def _print(measured: dict[str, Any], path: Path) -> None:
+    say(f"record: {path}")
+    print(table.markdown({path.name: measured}))
 
 
 def recorded_command(arguments: Sequence[str], json: str | None) -> list[str]:

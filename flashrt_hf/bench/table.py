@@ -68,6 +68,8 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
         bits = "same bits" if rows["same_tokens"] and rows["same_logits"] else "BITS DIFFER"
         ratio = f"{rows['ratio']:.3f}x" if rows["ratio"] > 0 else "lost in noise"
         yield name, f"{rows['rows']} rows to one", f"{ratio}, {bits}"
+    if "load" in parts:
+        yield from _load_facts(name, parts["load"])
     for case in ("one_token", "prefill"):
         if "forward" in parts:
             yield (
@@ -78,6 +80,19 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
     for path in ("decode", "forward"):
         if "fidelity" in parts:
             yield from _errors(name, f"fidelity, {path}", parts["fidelity"][path])
+
+
+def _load_facts(name: str, found: Mapping[str, Any]) -> Iterable[Row]:
+    how = "" if found["precision"] == "auto" else f" ({found['precision']})"
+    yield name, f"new process to first token{how}, s", f"{found['total_s']:.2f}"
+    for key, what in (("cold", "load_model to first token"), ("again", "the same again")):
+        stages = found[key]
+        parts = ", ".join(
+            f"{stage.removesuffix('_s').replace('_', ' ')} {stages[stage]:.2f}"
+            for stage in ("weights_s", "attach_s", "load_s", "first_token_s")
+            if stage in stages
+        )
+        yield name, f"{what}{how}, s", f"{stages['total_s']:.2f} ({parts})"
 
 
 def _errors(name: str, what: str, found: Mapping[str, Any]) -> Iterable[Row]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flash_rt.flashrt_hf.bench import command, context, record, table
+from flash_rt.flashrt_hf.bench import command, context, load, models, record, table
 
 SMALL = ["--model", "tiny-llama", "--device", "cpu", "--prompt", "9", "--new", "6"]
 FAST = ["--cache", "64", "--repeats", "1", "--forced", "3", "--compile-backend", "aot_eager"]
@@ -119,10 +119,41 @@ def test_fidelity(tmp_path):
         assert part[path]["host"]["rms"] > 0
 
 
+def test_load(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(load, "build_folder", lambda: tmp_path / "build")
+    small = ["--model", "tiny-llama", "--device", "cpu", "--prompt", "9", "--cache", "64"]
+    found = run(tmp_path, "load", *small, "--dtype", "fp32", "--repeats", "1")
+    part = found["parts"]["load"]
+    (once,) = part["rounds"]
+    assert once["cold"]["same_token"] and once["again"]["same_token"]
+    for stages in (part["cold"], part["again"]):
+        in_turn = stages["weights_s"] + stages["attach_s"] + stages["first_token_s"]
+        assert stages["total_s"] == pytest.approx(in_turn)
+    in_turn = part["interpreter_s"] + part["import_s"] + part["cold"]["total_s"]
+    assert part["total_s"] == pytest.approx(in_turn, abs=0.5)
+    folder = tmp_path / "build" / "models" / "tiny-llama-fp32"
+    assert found["model"]["file_bytes"] == (folder / "model.safetensors").stat().st_size
+    assert "| tiny-llama | new process to first token, s | " in capsys.readouterr().out
+    monkeypatch.setattr(models, "build", None)  # the folder is written once
+    device = torch.device("cpu")
+    assert load.model_folder("tiny-llama", device=device, dtype="fp32") == folder
+
+
+def test_a_load_that_fails_says_why(tmp_path):
+    options = command.parser().parse_args(["load", "--model", "tiny-llama", "--device", "cpu"])
+    with pytest.raises(
+        RuntimeError, match="bench: load failed in its own process: .*config.json must be in"
+    ):
+        load.run_once(tmp_path, options)
+
+
 def test_bad_arguments_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path, "decode", *SMALL, "--cache", "10")
     assert "--prompt + --new must be at most --cache, got 15" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(tmp_path, "load", "decode", *SMALL)
+    assert "load must be the only part, got load decode" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run(tmp_path, "decode", "--model", "qwen9")
     assert "invalid choice: 'qwen9'" in capsys.readouterr().err
