@@ -163,6 +163,11 @@ def runs_in_fp8(form: str, x: torch.Tensor, *dense: torch.Tensor) -> bool:
     return form == "fp8" and fits and x.shape[:-1].numel() > 8
 
 
+def runs_in_the_kernel(form: str, x: torch.Tensor, *dense: torch.Tensor) -> bool:
+    """Whether no bit of a weight is rounded."""
+    return x.shape[:-1].numel() <= 32 and not runs_in_fp8(form, x, *dense)
+
+
 def quantized(x: torch.Tensor) -> torch.Tensor:
     """Rows of ``x`` rounded to E4M3 with a scale each, in the dtype of ``x``."""
     scale = x.double().abs().amax(-1, keepdim=True).clamp(min=1e-30) / 448

@@ -66,7 +66,7 @@ def test_parts_of_a_weight(
 ) -> None:
     """A weight dequantised in parts, the last one smaller."""
     packed = packing.make_packed(family, form, 205, 130, device)
-    x = cases.normal((12, 130), BF16, device, seed=0)
+    x = cases.normal((40, 130), BF16, device, seed=0)
     bias = cases.normal((205,), BF16, device, seed=1)
     monkeypatch.setattr(products(family), "_PART_BYTES", 2 * 130 * rows_a_part)
     actual = family.linear(x, packed.weight, bias)
@@ -74,7 +74,7 @@ def test_parts_of_a_weight(
     assert_accurate(actual, *wanted)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 8, 9])
+@pytest.mark.parametrize("rows", [0, 1, 9, 33])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("form", ["fp8", "fp8_blocks"])
 @pytest.mark.parametrize("function", ["linear", "linear_split", "gated_linear"])
@@ -110,7 +110,7 @@ def test_quantized_input(
     assert_accurate(actual, compute(dequantized), compute(dequantized.to(BF16)))
 
 
-@pytest.mark.parametrize("rows", [2, 12])
+@pytest.mark.parametrize("rows", [2, 20])
 def test_dtypes_with_a_quantized_input(family: ModuleType, device: str, rows: int) -> None:
     """bf16 where nothing says otherwise, else what is asked for or comes with the call."""
     x = torch.ones((2, rows, 32), device=device).to(FP8)
@@ -138,7 +138,7 @@ def test_dtypes_with_a_quantized_input(family: ModuleType, device: str, rows: in
         assert_bitwise(wide, torch.full((2, rows, 16), 33.0))
 
 
-@pytest.mark.parametrize("rows", [1, 8, 12])
+@pytest.mark.parametrize("rows", [1, 8, 12, 40])
 def test_static_scale(family: ModuleType, device: str, rows: int) -> None:
     """Where the product runs in FP8 the input is rounded with the scale given; never elsewhere."""
     packed = packing.make_packed(family, "fp8", 64, 272, device)
@@ -153,3 +153,50 @@ def test_static_scale(family: ModuleType, device: str, rows: int) -> None:
     )
     if device == "cpu":
         assert_bitwise(actual, family.linear(x, packed.weight))
+
+
+@pytest.fixture
+def in_fp8(family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a GPU with E4M3 products, on torch's CPU implementation of them."""
+    monkeypatch.setattr(products(family), "multiplies_in_fp8", lambda x, weights, scales: True)
+
+
+@pytest.mark.parametrize("quantized_input", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_decoder_layer_in_fp8(
+    family: ModuleType, in_fp8: None, dtype: torch.dtype, quantized_input: bool
+) -> None:
+    """A layer's products as a GPU multiplies them, in eager and in one traced graph."""
+    make = packing.make_packed
+    (q, dense), (gate, _), (up, _) = (make(family, "fp8", 64, 64, "cpu", seed=i) for i in (1, 2, 3))
+    norm = cases.normal((64,), dtype, "cpu", seed=4)
+    static = torch.full((1,), 0.02)
+
+    def layer(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if quantized_input:
+            given = {"input_scale": scale, "out_dtype": dtype}
+        else:
+            given = {"norm_weight": norm, "norm_eps": 1e-6}
+        first, second = family.linear_split(x, [q, gate], **given)
+        stream = torch.empty_like(first)
+        added = {"branch": second, "residual_out": stream}
+        normed = {"norm_weight": norm, "norm_eps": 1e-6, "input_scale": static}
+        hidden = family.gated_linear(first, gate, up, **added, **normed)
+        return first, stream, family.linear(hidden, q, residual=stream, scale=0.5)
+
+    x = cases.normal((2, 10, 64), dtype, "cpu", seed=0)
+    scale = 0.01 + torch.arange(20) / 1000
+    if quantized_input:
+        x = quantized(x, scale.view(2, 10, 1))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = layer(x, scale)
+    for result, expected in zip(compiled(x, scale), results, strict=True):
+        assert_bitwise(result, expected)
+    if quantized_input:
+        exact = x.double() * scale.double().view(2, 10, 1)
+        eager = exact.to(dtype)
+    else:
+        exact = cases.norm(x.double(), norm.double(), 1e-6, False)
+        eager = packing.quantized(cases.norm(x, norm, 1e-6, False))
+    assert_accurate(results[0], exact @ dense.double().t(), eager @ dense.to(dtype).t())

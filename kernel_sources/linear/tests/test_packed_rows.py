@@ -19,19 +19,27 @@ SIZES = [(96, 256), (130, 577), (1000, 576), (48, 4096), (2048, 2048), (33, 4097
 
 
 def make_call(
-    family: ModuleType, form: str, function: str, n: int, k: int, dtype: torch.dtype, device: str
+    family: ModuleType,
+    form: str,
+    function: str,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    rows: int = 8,
 ) -> dict[str, Any]:
-    """Arguments for eight rows."""
+    """Arguments for so many rows."""
     arguments = {
-        "x": cases.normal((8, k), dtype, device, seed=0),
-        **cases.make_prologue("add_normed_norm", (8, k), dtype, device),
+        "x": cases.normal((rows, k), dtype, device, seed=0),
+        **cases.make_prologue("add_normed_norm", (rows, k), dtype, device),
     }
     weight, other = (packing.make_packed(family, form, n, k, device, seed=i).weight for i in (1, 2))
     if function == "gated_linear":
         return {**arguments, "gate": weight, "up": other}
     if function == "linear_split":
         return {**arguments, "weights": [weight, other]}
-    return {**arguments, "weight": weight, **cases.make_epilogue("all", (8, n), dtype, device)}
+    return {**arguments, "weight": weight, **cases.make_epilogue("all", (rows, n), dtype, device)}
 
 
 @pytest.mark.parametrize("function", ["linear", "linear_split", "gated_linear"])
@@ -59,6 +67,18 @@ def test_every_number_of_rows(
         several = call(family, function, rows_of(arguments, slice(0, rows)))
         for i, result in enumerate(several):
             assert_bitwise(result, torch.cat([single[m][i] for m in range(rows)]))
+
+
+@pytest.mark.parametrize("function", ["linear", "linear_split", "gated_linear"])
+@pytest.mark.parametrize("rows", [9, 21, 32])
+def test_several_launches(
+    family: ModuleType, device: str, form: str, function: str, rows: int
+) -> None:
+    """More rows than one launch takes keep their bits where the kernel runs for all of them."""
+    arguments = make_call(family, form, function, 72, 577, torch.bfloat16, device, rows=rows)
+    single = [call(family, function, rows_of(arguments, slice(m, m + 1))) for m in range(rows)]
+    for i, result in enumerate(call(family, function, arguments)):
+        assert_bitwise(result, torch.cat([single[m][i] for m in range(rows)]))
 
 
 def test_place_and_neighbours(

@@ -1,6 +1,7 @@
 // Unpacks the operators' arguments into LinearArgs; schemas are in torch-ext/linear/schema.py,
 // checks of shapes and dtypes in torch-ext/linear/arguments.py. Only what needs addresses is
 // checked here.
+#include <algorithm>
 #include <optional>
 
 #include "common/stable.h"
@@ -148,6 +149,25 @@ void check_overlap(const Tensor& out, const MaybeTensor& residual_out, const Ten
   }
 }
 
+// The same call for at most kMaxRows rows from `first` on.
+LinearArgs take_rows(LinearArgs args, int first) {
+  const int64_t element = args.type == ElementType::kFP32 ? 4 : 2;
+  const int64_t out_element = args.out_type == ElementType::kFP32 ? 4 : 2;
+  const auto moved = [first](const void* rows, int64_t stride, int64_t size) {
+    return rows == nullptr ? nullptr : static_cast<const char*>(rows) + first * stride * size;
+  };
+  const auto moved_output = [first](void* rows, int64_t stride, int64_t size) {
+    return rows == nullptr ? nullptr : static_cast<char*>(rows) + first * stride * size;
+  };
+  args.x = moved(args.x, args.x_stride, element);
+  args.branch = moved(args.branch, args.branch_stride, element);
+  args.residual = moved(args.residual, args.residual_stride, element);
+  args.residual_out = moved_output(args.residual_out, args.residual_out_stride, element);
+  args.out = moved_output(args.out, args.out_stride, out_element);
+  args.m = std::min(args.m - first, kMaxRows);
+  return args;
+}
+
 void linear_out(const Tensor& out, const MaybeTensor& residual_out, const MaybeTensor& branch,
                 const MaybeTensor& branch_norm_weight, double branch_norm_eps,
                 int64_t branch_norm_kind, const Tensor& x, const Tensor& w0, const MaybeTensor& w1,
@@ -206,10 +226,10 @@ void linear_out(const Tensor& out, const MaybeTensor& residual_out, const MaybeT
   args.weights_static = weights_static;
 
   const DeviceGuard guard(x.get_device_index());
-  const cudaError_t error = launch_linear(args, current_stream(x));
-  STD_TORCH_CHECK(error != cudaErrorNotSupported,
-                  "linear: this build has no kernel for quantised weights and 8 rows or fewer");
-  check_launch(error, "linear");
+  const cudaStream_t stream = current_stream(x);
+  for (int first = 0; first < args.m; first += kMaxRows) {
+    check_launch(launch_linear(take_rows(args, first), stream), "linear");
+  }
 }
 
 Tensor linear(const Tensor& x, const Tensor& w0, const MaybeTensor& w1, const MaybeTensor& w2,

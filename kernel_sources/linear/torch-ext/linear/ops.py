@@ -50,15 +50,16 @@ def linear(
     ``r = x + branch_norm(branch)``, which is also written to ``residual_out``. What is not given is
     left out. Odd sizes and any strides of ``weight`` are allowed, the latter at a lower speed.
 
-    Up to 8 rows, a quantised weight is multiplied in its exact values, each sum then by its scale.
+    A quantised weight is multiplied in its exact values, each sum then by its scale, up to 8 rows.
     More rows: FP8 with a scale for each row of W runs as E4M3 times E4M3 where the GPU can (compute
-    capability 8.9, N and K multiples of 16); otherwise W is rounded to the dtype of ``x`` first.
+    capability 8.9, N and K multiples of 16); anything else is as before up to 32 rows, and from
+    there on W is rounded to the dtype of ``x`` first.
 
     Args:
         x: ``[..., K]`` bf16 or fp16, on the CPU also fp32; unit stride along K. ``...`` is M rows.
             With FP8 weights and no norm or branch also float8_e4m3fn with ``input_scale``; it is
             multiplied as it is where the product runs in E4M3, else first rounded to the dtype of
-            the result (16 bits if that is fp32).
+            the result (16 bits if that is fp32). For what is not given that dtype is bf16.
         weight: ``[N, K]``, dtype of ``x``, or a ``PackedWeight``; ``bias``: ``[N]``.
         residual: ``[..., N]``, dtype of ``x``; may be ``out`` itself.
         activation: identity, silu, gelu, gelu_tanh, quick_gelu, relu, relu2, sigmoid or tanh.

@@ -121,6 +121,11 @@ def element_dtype(
     return torch.float32 if dtypes and not x.is_cuda else torch.bfloat16
 
 
+def stand_in(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What the other operands are held against: as ``x``, of ``dtype``, without memory."""
+    return torch.empty((), dtype=dtype, device=x.device).expand(x.shape)
+
+
 def check_vector(op: str, name: str, vector: torch.Tensor, size: int, x: torch.Tensor) -> None:
     """A contiguous ``[size]`` with the dtype and device of ``x``."""
     if vector.shape != (size,) or not vector.is_contiguous():

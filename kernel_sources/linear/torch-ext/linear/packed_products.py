@@ -36,20 +36,29 @@ def prepare(
     Args:
         x: ``[M, K]`` of dtype ``element``, or E4M3 with ``input_scale [M]`` or ``[1]``.
     """
-    pairs = zip(weights, scales, strict=True)
-    in_fp8 = x.is_cuda and all(_multiplies_in_fp8(weight, scale) for weight, scale in pairs)
-    in_fp8 = in_fp8 and x.shape[0] > 8 and _has_fp8_products(x.get_device())
-    if not in_fp8:
+    if x.shape[0] <= 8 or not multiplies_in_fp8(x, weights, scales):
         if x.dtype != FP8:
             return x, None
         assert input_scale is not None
         return dequantize_rows(x, input_scale, element), None
     if x.dtype != FP8:
         x, input_scale = quantize_rows_fp8(x, input_scale)
-    elif not x.is_contiguous() or x.storage_offset() % _ALIGNMENT != 0:
+    elif not x.is_contiguous() or not _aligned(x):
         x = x.clone(memory_format=torch.contiguous_format)
     assert input_scale is not None
     return x, input_scale.reshape(-1, 1).expand(x.shape[0], 1).contiguous()
+
+
+def multiplies_in_fp8(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]
+) -> bool:
+    """Whether the GPU of ``x`` has E4M3 products and all weights are as torch._scaled_mm asks."""
+    for weight, scale in zip(weights, scales, strict=True):
+        if weight.dtype is not FP8 or scale.dim() != 1 or not weight.is_contiguous():
+            return False
+        if any(size % _ALIGNMENT != 0 for size in weight.shape) or not _aligned(weight):
+            return False
+    return x.is_cuda and _has_fp8_products(x.get_device())
 
 
 def product(
@@ -118,12 +127,9 @@ def _fp8_product(
     return y.to(dtype)
 
 
-def _multiplies_in_fp8(weight: torch.Tensor, scale: torch.Tensor) -> bool:
-    """What ``torch._scaled_mm`` asks of a weight."""
-    if weight.dtype != FP8 or scale.dim() != 1 or not weight.is_contiguous():
-        return False
-    sizes = (*weight.shape, weight.storage_offset())
-    return all(size % _ALIGNMENT == 0 for size in sizes)
+def _aligned(tensor: torch.Tensor) -> bool:
+    """Whether a view starts on a multiple of 16 bytes; a graph being traced cannot ask."""
+    return torch.compiler.is_compiling() or tensor.storage_offset() % _ALIGNMENT == 0
 
 
 @torch.compiler.assume_constant_result

@@ -1,6 +1,7 @@
 """One call of a public function: checks, then the kernel for up to 8 rows or torch for more.
 
-Rows of more than ``MAX_COLUMNS`` elements go to torch too.
+Quantised weights that torch has no product for take up to 32, in several launches. Rows of more
+than ``MAX_COLUMNS`` elements go to torch too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from typing import TypeAlias
 
 import torch
 
-from . import arguments, many_rows, packed_arguments
+from . import arguments, many_rows, packed_arguments, packed_products
 from ._common import checks
 from ._common.fp8 import FP8
 from .packed import PackedWeight
-from .packed_products import dequantize_rows
 from .reference import NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM
 from .schema import ops
 
 MAX_ROWS = 8  # kMaxRows in csrc/linear.h
+# Rows of a call whose weights torch could only multiply dequantised: reading them quantised for
+# every 8 rows moves fewer bytes than writing and reading them in 16 bits, up to five or six times.
+MAX_PACKED_ROWS = 32
 # One row of x beside a block's sums within the 99 KB of shared memory that every supported GPU has.
 MAX_COLUMNS = 48 * 1024
 
@@ -55,12 +58,12 @@ def apply(
     branch, branch_norm_weight, branch_norm_eps, residual_out = add
     residual, activation, gated, scale, soft_cap = epilogue
 
-    quantized = None
+    given = x
     if x.dtype is FP8:
         prologue = (norm_weight, norm_eps, *add)
         packed_arguments.check_quantized_input(op, x, input_scale, weights, prologue)
         element = packed_arguments.element_dtype(x, out_dtype, (out, residual, *biases))
-        x, quantized = _quantized_input(x, input_scale, element)
+        x = packed_arguments.stand_in(x, element)
         k = x.shape[-1]
     else:
         k = arguments.check_input(op, x)
@@ -90,9 +93,13 @@ def apply(
     kind = ZERO_CENTERED_RMS_NORM if zero_centered else RMS_NORM
     norm_eps = norm_eps or 0.0
     branch_args = (branch, branch_norm_weight, branch_norm_eps or 0.0)
-    rows = arguments.rows_of(x) if quantized is None else quantized
+    most = MAX_ROWS if scales[0] is None else _most_packed_rows(x, weights, scales)
+    few = 0 < x.numel() <= most * k and k <= MAX_COLUMNS
+    rows = arguments.rows_of(given)
+    if few and given is not x:
+        rows = packed_products.dequantize_rows(rows.view(-1, k), input_scale, x.dtype)
     results: Sequence[torch.Tensor]
-    if quantized is None and 0 < x.numel() <= MAX_ROWS * k and k <= MAX_COLUMNS:
+    if few:
         operands = (
             rows,
             *_three(weights),
@@ -138,17 +145,12 @@ def apply(
     return [result.view(*x.shape[:-1], result.shape[-1]) for result in results]
 
 
-def _quantized_input(
-    x: torch.Tensor, scale: torch.Tensor, element: torch.dtype
-) -> tuple[torch.Tensor, Maybe]:
-    """Few rows of E4M3 in the dtype ``element``, or what stands for many rows, and those rows.
-
-    What stands for them has their shape, device and dtype ``element``, and no memory of its own.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.shape[0] <= MAX_ROWS:
-        return dequantize_rows(rows, scale, element).view(x.shape), None
-    return torch.empty((), dtype=element, device=x.device).expand(x.shape), rows
+def _most_packed_rows(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]
+) -> int:
+    """Rows that the kernel takes, in several launches if torch has no product of such weights."""
+    in_fp8 = packed_products.multiplies_in_fp8(x, weights, scales)
+    return MAX_ROWS if in_fp8 else MAX_PACKED_ROWS
 
 
 def _parts(
