@@ -16,10 +16,10 @@ class QueueFull(Exception):
 class FairQueue(Generic[T]):
     """Start-time fair queueing: who asked for much waits for who asked for little.
 
-    An item gets the tag ``max(virtual time, its client's last tag + cost)`` and the smallest tag
-    leaves first, items of equal tags in the order they came. Virtual time is the tag of the item
-    that left last, so that a client that was away gains nothing by it, and every item is overtaken
-    by finitely many.
+    An item gets the tag ``max(virtual time, its client's last tag + that item's cost)`` and the
+    smallest tag leaves first, items of equal tags in the order they came. Virtual time is the
+    largest tag that has left, so that a client which was away gains nothing by it. With every item
+    it also moves on by ``1 / items that wait``, so that no flow of new clients starves who waits.
 
     Source: Goyal, Vin and Cheng 1996, Start-time Fair Queueing, section 2. Not thread-safe.
     """
@@ -45,7 +45,8 @@ class FairQueue(Generic[T]):
 
     def pop(self) -> T:
         """The item whose turn it is; IndexError when there is none."""
-        self._now, _, item = heapq.heappop(self._heap)
+        start, _, item = heapq.heappop(self._heap)
+        self._now = max(self._now, start) + 1 / (len(self._heap) + 1)
         if len(self._finish) > 2 * self.capacity:
             self._finish = {c: t for c, t in self._finish.items() if t > self._now}
         return item

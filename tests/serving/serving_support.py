@@ -16,6 +16,8 @@ from flash_rt.flashrt_hf.server.app import Server
 from flash_rt.flashrt_hf.server.config import ServerConfig
 from flash_rt.flashrt_hf.server.run import uvicorn_server
 from flash_rt.flashrt_hf.server.served import Served
+from flash_rt.flashrt_hf.server.template import ChatTemplate
+from flash_rt.flashrt_hf.server.text import Codec
 
 MAX_LEN = 2048
 NAME = "tiny"
@@ -63,3 +65,26 @@ def tiny(**options: Any) -> Served:
     """The tiny decoder, served on an engine of its own."""
     options = {"name": NAME, "max_len": MAX_LEN, **options}
     return loading.text_model(tiny_model.decoder(), tiny_model.tokenizer(), **options)
+
+
+def fake(engine: Any, **options: Any) -> Served:
+    """``engine`` behind the tiny tokenizer."""
+    tokenizer = tiny_model.tokenizer()
+    codec = Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=tiny_model.VOCABULARY)
+    return Served(
+        name=NAME,
+        plan=lambda: {"rows": [], "notes": []},
+        max_len=engine.max_len,
+        codec=codec,
+        engine=engine,
+        template=ChatTemplate(tokenizer),
+        **options,
+    )
+
+
+def until(condition: Any, seconds: float = 10.0) -> None:
+    """Wait for ``condition()``; fails the test when it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{condition} did not come"
+        time.sleep(0.005)

@@ -51,12 +51,16 @@ class FunctionTags:
         ]
         for i, tool in enumerate(tools):
             names = []
-            required = arguments_schema(tool).get("required", [])
+            required = arguments_schema(tool).get("required")
+            required = required if isinstance(required, list) else []
             for j, (key, schema) in enumerate(_properties(tool).items()):
                 rule = f"value_{i}_{j}"
                 names.append(rule if key in required else f"{rule}?")
                 head = quoted(f"<parameter={key}>\n")
-                if _is_text(schema):
+                if _words(schema):
+                    options = " | ".join(quoted(word) for word in _words(schema))
+                    lines.append(f'{rule}: {head} ({options}) "\\n</parameter>\\n"')
+                elif _is_text(schema):
                     lines.append(f"{rule}: {head} text")
                 else:
                     lines.append(f'{rule}: {head} json_{i}_{j} "\\n</parameter>\\n"')
@@ -72,7 +76,19 @@ def _properties(tool: Function) -> dict[str, Any]:
 
 
 def _is_text(schema: Any) -> bool:
-    return not isinstance(schema, dict) or schema.get("type", "string") == "string"
+    if not isinstance(schema, dict):
+        return True
+    return schema.get("type", "string") == "string" and (
+        "enum" not in schema or bool(_words(schema))
+    )
+
+
+def _words(schema: Any) -> list[str]:
+    """The texts that a schema allows; none where it allows others."""
+    found = schema.get("enum") if isinstance(schema, dict) else None
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        return []
+    return found
 
 
 def _value(text: str, schema: Any) -> Any:

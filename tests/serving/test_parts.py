@@ -1,0 +1,208 @@
+"""Queue, text and settings, each alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import tiny_model
+
+from flash_rt.flashrt_hf.server.config import ServerConfig
+from flash_rt.flashrt_hf.server.fair_queue import FairQueue, QueueFull
+from flash_rt.flashrt_hf.server.gate import Keys
+from flash_rt.flashrt_hf.server.stand_in import stand_in_tokenizer
+from flash_rt.flashrt_hf.server.text import Codec, Stops, overlap
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    tokenizer = tiny_model.tokenizer()
+    return Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
+
+
+def drain(queue: FairQueue[str]) -> str:
+    found = ""
+    while queue:
+        found += queue.pop()
+    return found
+
+
+def test_one_client_is_served_in_order():
+    queue: FairQueue[str] = FairQueue(10)
+    queue.put([("a", item, 1) for item in "12345"])
+    assert drain(queue) == "12345"
+
+
+def test_who_asks_for_much_waits_for_who_asks_for_little():
+    queue: FairQueue[str] = FairQueue(20)
+    queue.put([("a", "a", 1)] * 6)
+    queue.put([("b", "b", 1)] * 2)
+    queue.put([("c", "c", 1)])
+    assert drain(queue) == "abcabaaaa"
+
+
+def test_cost_counts():
+    queue: FairQueue[str] = FairQueue(20)
+    queue.put([("a", "a", 4)] * 2)
+    queue.put([("b", "b", 1)] * 5)
+    assert drain(queue) == "abbbbab"
+
+
+def test_newcomers_cannot_starve_who_waits():
+    queue: FairQueue[str] = FairQueue(100)
+    queue.put([("flood", "f", 1)] * 5)
+    order = ""
+    for turn in range(40):  # two others always have one in the queue
+        queue.put([(("x", turn % 2), "x", 1)])
+        order += queue.pop()
+    assert order.count("f") == 5
+    assert order.rindex("f") < 20
+
+
+def test_clients_that_are_always_new_cannot_starve_who_waits():
+    queue: FairQueue[str] = FairQueue(100)
+    queue.put([("flood", "f", 1)] * 5)
+    order = ""
+    for turn in range(200):
+        queue.put([(turn, "x", 1)])
+        order += queue.pop()
+    assert order.count("f") == 5
+
+
+def test_being_away_saves_nothing_up():
+    queue: FairQueue[str] = FairQueue(100)
+    queue.put([("a", "a", 1)] * 10)
+    drain(queue)
+    queue.put([("b", "b", 1)] * 3 + [("a", "a", 1)] * 3)
+    assert drain(queue) == "bababa"
+
+
+def test_a_full_queue_takes_all_or_nothing():
+    queue: FairQueue[str] = FairQueue(3)
+    queue.put([("a", "1", 1), ("a", "2", 1)])
+    with pytest.raises(QueueFull):
+        queue.put([("b", "3", 1), ("b", "4", 1)])
+    assert drain(queue) == "12"
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_remove_keeps_the_order_of_the_rest():
+    queue: FairQueue[str] = FairQueue(9)
+    queue.put([(item, item, 1) for item in "12345"])
+    assert queue.remove(lambda item: item in "24") == ["2", "4"]
+    assert drain(queue) == "135"
+
+
+def test_clients_that_are_gone_are_forgotten():
+    queue: FairQueue[str] = FairQueue(4)
+    for client in range(1000):
+        queue.put([(client, "x", 1)])
+        queue.pop()
+    assert len(queue._finish) <= 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_are_the_text_of_the_whole(codec, seed):
+    draw = random.Random(seed)
+    texts = ["héllo wörld", "日本語 🙂🙃", "the and in er", "a\u0301b\u200d", "\n\t  "]
+    for tokens in (
+        [draw.randrange(509) for _ in range(200)],
+        [i for text in texts for i in codec.encode(text)],
+        codec.encode("🙂")[:2],
+        [],
+    ):
+        decoder = codec.decoder()
+        pieces = [decoder.push(token) for token in tokens]
+        assert "".join(pieces) + decoder.flush() == codec.backend.decode(tokens)
+
+
+def test_characters_are_not_torn(codec):
+    decoder = codec.decoder()
+    pieces = [decoder.push(token) for token in codec.encode("a🙂b")]
+    assert pieces == ["a", "", "", "", "🙂", "b"]
+
+
+def test_special_tokens_have_no_text_unless_kept(codec):
+    end = codec.special_id("<|end|>")
+    assert end is not None
+    assert codec.special_id("the") is None
+    assert codec.decoder().push(end) == ""
+    assert codec.decoder(keep=[end]).push(end) == "<|end|>"
+    assert codec.decoder().push(10**6) == ""
+    assert codec.token_bytes(end) == b"<|end|>"
+    assert b"".join(map(codec.token_bytes, codec.encode("🙂 the"))) == "🙂 the".encode()
+
+
+def test_every_id_of_the_stand_in_has_text():
+    tokenizer = stand_in_tokenizer(400)
+    codec = Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=400)
+    assert len(tokenizer) == 400
+    assert [i for i in range(399) if not codec.backend.decode([i])] == []
+    with pytest.raises(ValueError, match="above 256, got 256"):
+        stand_in_tokenizer(256)
+
+
+def test_slow_tokenizers_are_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ValueError, match="must be a fast one, got Slow"):
+        Codec(Slow(), stop_ids=[], vocabulary=8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_stops_wherever_pieces_end(size):
+    cases = [
+        (["END"], "some text EN END more", "some text EN "),
+        (["END", "xt"], "some text END", "some te"),
+        (["aab"], "aaaab", "aa"),
+        (["never"], "it is neve", "it is neve"),
+        (["\n\n", "\nUser:"], "hi\nUser: x", "hi"),
+        ([], "all of it", "all of it"),
+    ]
+    for stops, text, expected in cases:
+        found = Stops(stops)
+        out = "".join(found.push(text[i : i + size]) for i in range(0, len(text), size))
+        out += found.flush()
+        assert out == expected
+        assert (found.found is None) == (expected == text)
+
+
+def test_overlap():
+    assert [overlap(text, "abcab") for text in ("xabca", "abcab", "ab", "b", "")] == [4, 2, 2, 0, 0]
+
+
+def test_keys():
+    keys = Keys(["one", "two"])
+    assert [keys.find(key) for key in ("one", "two", "on", "onee", "", "\udcff")] == [
+        *(0, 1),
+        *[None] * 4,
+    ]
+    assert keys
+    assert not Keys([])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host": "0.0.0.0"}, "needs an api_key"),
+        ({"host": "::"}, "needs an api_key"),
+        ({"host": "example.org"}, "needs an api_key"),
+        ({"api_keys": ("",)}, "api_key must be printable"),
+        ({"api_keys": ("schlüssel",)}, "api_key must be printable"),
+        ({"port": 70000}, "port must be 0 to 65535, got 70000"),
+        ({"max_queue": 0}, "max_queue must be above 0, got 0"),
+        ({"grace_s": -1.0}, "grace_s must be above 0, got -1.0"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ServerConfig(name="x", **settings)
+
+
+def test_open_addresses():
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert ServerConfig(name="x", host=host).loopback
+    assert not ServerConfig(name="x", host="0.0.0.0", api_keys=("k",)).loopback
+    assert not ServerConfig(name="x", host="0.0.0.0", anonymous=True).loopback
