@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from flash_rt.cache_folder import user_cache
+
 T = TypeVar("T")
 
 
@@ -80,5 +82,16 @@ REQUIRE_GPU = Setting[bool](
 API_KEY = Setting[str | None](
     "FLASH_RT_API_KEY", str, None, "key that opens flash-rt serve, where --api-key is not given"
 )
+CACHE = Setting[Path | None](
+    "FLASH_RT_CACHE",
+    _path,
+    None,
+    "folder of calibration statistics; default flash_rt in XDG_CACHE_HOME or ~/.cache",
+)
 
-SETTINGS = (KERNEL_BUILDS, CUDA_HOME, MAX_JOBS, REQUIRE_GPU, API_KEY)
+SETTINGS = (KERNEL_BUILDS, CUDA_HOME, MAX_JOBS, REQUIRE_GPU, API_KEY, CACHE)
+
+
+def cache_folder() -> Path:
+    """Where calibration statistics are cached."""
+    return CACHE.get() or user_cache()

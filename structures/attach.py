@@ -18,7 +18,8 @@ from .precision.choice import Precision
 from .precision.host_weights import KeepHost, refuse_absent
 from .precision.packing import Packing
 from .precision.quantising import MIN_COSINE
-from .quiet import proofs_alone
+from .precision.settle import finish, prepare
+from .quiet import proof_state, proofs_alone
 from .weights import Copies, refuse_released
 
 
@@ -95,20 +96,25 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
     if made.unavailable and not made.candidates:
         raise KernelUnavailable(f"attach: {made.unavailable[0]}")
     binder = Binder()
+    packing, quantising = made.packing, settings.quantising
     try:
+        if packing is not None and quantising is not None:
+            with proof_state(packing.device):
+                prepared = prepare(host, packing, quantising)
         _bind(made, host, binder)
-        if made.packing is not None:
-            made.packing.bind(host, binder)
-            made.packing.pack_all()
-            made.packing.hosts.settle(made.packing.owners(host), binder)
-        made.captured = _capture(target, binder, made.packing)
+        if packing is not None and quantising is not None:
+            packing.bind(host, binder)
+            with proof_state(packing.device):
+                finish(host, packing, quantising, prepared)
+            packing.hosts.settle(packing.owners(host), binder)
+        made.captured = _capture(target, binder, packing)
         made.generation = _open_generate(made, host, binder)
         if not isinstance(host, Overridden):
             binder.override(host, "plan")  # copies and pickles must leave the plan behind
     except BaseException:
         binder.restore()
-        if made.packing is not None:
-            made.packing.undo()
+        if packing is not None:
+            packing.undo()
         raise
     made.binder = binder
     vars(host)[PLAN] = made

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from flash_rt import kernel_loader
+from flash_rt import cache_folder, kernel_loader
+from flash_rt.flashrt_hf import settings
 from flash_rt.flashrt_hf.kernels import resolver
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _SUBMODULES = ("flashrt_hf", "structures")
 
 resolver.set_local_kernels()
 kernel_loader.load = resolver.load
+cache_folder.get = settings.cache_folder
 
 
 def __getattr__(name: str) -> object:

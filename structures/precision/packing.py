@@ -17,8 +17,11 @@ from ..numbers import place
 from ..weights import COPY, PackedCopy, copy_of, refuse_released
 from .choice import Chosen, assign
 from .embedding import bind_embedding
+from .fidelity import Fidelity
 from .formats import packer
 from .host_weights import HostWeights, KeepHost
+from .prices import Prices
+from .promote import Promotion
 from .quantising import Quantising
 from .units import Leaf, Unit, find_units
 
@@ -38,6 +41,9 @@ class Packing:
         hosts: where the full-precision weights are.
         scales: static scale of a unit's input, by its name, where there was calibration data.
         importance: mean square of each input column, by unit, for NVFP4's search.
+        prices: loss of cosine by unit and precision, where it was measured.
+        fidelity: of the whole model, where it was measured.
+        promotions: what was promoted for the floor, in order.
         notes: lines for explain.
     """
 
@@ -46,6 +52,9 @@ class Packing:
     device: torch.device
     scales: dict[str, float] = field(default_factory=dict)
     importance: dict[str, torch.Tensor] = field(default_factory=dict)
+    prices: Prices = field(default_factory=dict)
+    fidelity: Fidelity | None = None
+    promotions: list[Promotion] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -152,7 +161,14 @@ class Packing:
                 f"packed again after the host's weights were written to: {repacked} times; what "
                 "was measured at attach does not cover that"
             )
-        return [*lines, *self.notes]
+        lines += [*self.notes, *(f"promoted: {step}" for step in self.promotions)]
+        return lines + [self._price(unit) for unit in self.units if unit.name in self.prices]
+
+    def _price(self, unit: Unit) -> str:
+        """Loss of cosine and bytes of one unit in every precision."""
+        costs = {**self.prices[unit.name], "bf16": 0.0}
+        each = [f"{name} {cost:.1e} {unit.size(name)} B" for name, cost in costs.items()]
+        return f"price of {unit.name} ({unit.precision}): {', '.join(each)}"
 
     def rows(self, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
         """The decisions as they are read now: precision, bytes, embeddings tied to a copy."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,11 @@ def place(request: pytest.FixtureRequest) -> str:
             pytest.fail("FLASH_RT_REQUIRE_GPU=1, and torch sees no GPU")
         pytest.skip("torch sees no GPU")
     return str(request.param)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Statistics of tests are nobody's but theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASH_RT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
