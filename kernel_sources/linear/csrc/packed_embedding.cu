@@ -1,9 +1,8 @@
 // out[i, :] = factor * (scale * value)[ids[i], :] of a quantised table, one block a row; an id
 // outside the table writes NaN. Sixteen columns a thread and step.
-#include <cuda_fp8.h>
-
 #include <cmath>
 
+#include "common/fp8.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
 #include "common/vec.cuh"
@@ -30,11 +29,6 @@ struct PackedTable {
   int64_t vocab;
   int d;
 };
-
-__device__ __forceinline__ float from_fp8(uint8_t byte) {
-  const __half_raw half = __nv_cvt_fp8_to_halfraw(byte, __NV_E4M3);  // exact
-  return __half2float(__half(half));
-}
 
 // E2M1 in slot `slot` of a 16-bit half of a word, in the low bits of `half`.
 __device__ __forceinline__ float from_slot(uint32_t half, int slot) {

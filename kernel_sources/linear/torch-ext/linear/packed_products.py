@@ -15,7 +15,7 @@ from ._common.fp8 import FP8, quantize_rows_fp8
 from .packed import row_count
 from .schema import ops
 
-_PART_BYTES = 64 << 20  # of a weight dequantised at a time
+_PART_BYTES = 128 << 20  # of a weight dequantised at a time
 _ALIGNMENT = 16  # torch._scaled_mm: bytes of an address, and what N and K are multiples of
 
 
