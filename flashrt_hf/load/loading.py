@@ -17,11 +17,12 @@ from .architecture import model_class, read_config
 from .files import WHERE, Weights, check_safetensors
 from .handle import Handle
 from .hub import Hub
+from .loop_shelf import DEFAULT_LEN
 from .module_handle import ModuleHandle
 from .preprocessing import load_processor, load_tokenizer
 from .progress import progress_bars
 from .source import Source, find
-from .text_handle import DEFAULT_LEN, TextHandle
+from .text_handle import TextHandle
 from .vision_handle import VisionLanguageHandle
 from .weights import load_weights
 

@@ -1,31 +1,37 @@
-"""The options of ``predict`` that say how tokens are chosen, and how the host is told them."""
+"""The options that say how tokens are chosen, for the decode loop and for a host's ``generate``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Options that draw: with any of them and no temperature, that is 1.
+# Options of draws: with any of them and no temperature, that is 1.
 DRAWING = ("top_k", "top_p", "min_p")
 NAMES = (
+    "do_sample",
     "temperature",
     *DRAWING,
+    "seed",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
     "min_new_tokens",
-    "seed",
 )
 # What transformers' generate has under the same name.
-HOST_NAMES = ("top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
+HOST_NAMES = ("do_sample", "temperature", *DRAWING, "repetition_penalty", "min_new_tokens")
 
 
 def read(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, None taken as not given.
+    """The options that were given as ``DecodeLoop.generate`` takes them; None is not given.
+
+    Draws when ``do_sample`` is True, when ``temperature`` is above 0, and when an option of draws
+    is given without a temperature. What does not draw takes the likeliest token, which every
+    option of draws allows, so that these are left out then.
 
     Raises:
         TypeError: names that are no options, all of them.
+        ValueError: ``do_sample`` and ``temperature`` contradict each other.
     """
     unknown = [name for name in options if name not in NAMES]
     if unknown:
@@ -33,29 +39,32 @@ def read(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
             f"{where}: options must be of {', '.join(NAMES)}, got {', '.join(map(repr, unknown))}"
         )
     given = {name: value for name, value in options.items() if value is not None}
-    if "temperature" not in given and any(name in given for name in DRAWING):
-        given["temperature"] = 1.0
-    return given
+    asked, temperature = given.pop("do_sample", None), given.get("temperature")
+    draws = bool(temperature) or (temperature is None and any(n in given for n in DRAWING))
+    if asked is not None and temperature is not None and asked != bool(temperature):
+        raise ValueError(
+            f"{where}: do_sample must be {bool(temperature)} with temperature={temperature}, got "
+            f"{asked!r}"
+        )
+    if draws if asked is None else asked:
+        return {"temperature": 1.0, **given, "do_sample": True}
+    kept = {n: v for n, v in given.items() if n not in (*DRAWING, "temperature", "seed")}
+    return {**kept, "do_sample": False}
 
 
 def for_host(where: str, options: Mapping[str, Any], *, why: str) -> dict[str, Any]:
-    """Options as transformers' ``generate`` takes them; ``seed`` is left out.
+    """What ``read`` returned as transformers' ``generate`` takes it; ``seed`` is left out.
 
     Raises:
         ValueError: one that it does not have, by name, with why the host runs the request.
     """
-    found: dict[str, Any] = {"do_sample": False}
-    temperature = options.get("temperature", 0.0)
-    if temperature:
-        found |= dict(do_sample=True, temperature=float(temperature), top_k=0)
-    for name, value in options.items():
-        if name in ("temperature", "seed"):
-            continue
+    found = {name: value for name, value in options.items() if name != "seed"}
+    for name, value in found.items():
         if name not in HOST_NAMES:
             raise ValueError(
                 f"{where}: {name} needs the decode loop, got {value!r}; the host generates "
                 f"because {why}"
             )
-        if temperature or name not in DRAWING:
-            found[name] = value
+    if found["do_sample"]:
+        found.setdefault("top_k", 0)  # which transformers would set to 50
     return found

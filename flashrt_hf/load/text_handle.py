@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from flash_rt import structures
+from flash_rt.structures.loops.decode import MAX_BATCH
 from flash_rt.structures.loops.request import integer
 
 from . import sampling
 from .answer import Answer, AnswerDone
 from .handle import Handle
+from .loop_shelf import LoopShelf
+from .prompts import Message, messages, stop_strings
 
-DEFAULT_LEN = 4096  # positions of the first cache where max_len is not given
 MAX_NEW_TOKENS = 512
-
-Message = Mapping[str, Any]
 
 
 class TextHandle(Handle):
@@ -47,8 +46,7 @@ class TextHandle(Handle):
     ) -> None:
         super().__init__(model, name=name, tokenizer=tokenizer, processor=processor)
         self.max_len = max_len
-        self._loops: dict[int, structures.DecodeLoop] = {}
-        self._making = threading.Lock()
+        self._shelf = LoopShelf()
 
     def predict(
         self,
@@ -75,9 +73,10 @@ class TextHandle(Handle):
             template: further variables of the chat template, such as ``enable_thinking`` or
                 ``tools``.
             options: ``temperature`` (0, the default, takes the likeliest token), ``top_k``,
-                ``top_p``, ``min_p`` (with any of them temperature is 1 unless given),
-                ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``,
-                ``logit_bias``, ``min_new_tokens``, ``seed``.
+                ``top_p``, ``min_p`` (with any of them, and with ``do_sample=True``, temperature is
+                1 unless given), ``seed``, ``repetition_penalty``, ``presence_penalty``,
+                ``frequency_penalty``, ``logit_bias`` and ``min_new_tokens``, as in
+                ``structures.loops.Sampling``.
 
         Raises:
             TypeError: a name that is no option; a prompt of another type.
@@ -91,7 +90,7 @@ class TextHandle(Handle):
             return True
 
         inputs = self._inputs("predict", prompt, images=images, raw=raw, template=template)
-        answer = Answer(self._tokenizer("predict"), emit, stop=_strings("predict", stop))
+        answer = Answer(self._tokenizer("predict"), emit, stop=stop_strings("predict", stop))
         self._run("predict", inputs, answer, max_new_tokens, options)
         return "".join(pieces)
 
@@ -112,7 +111,7 @@ class TextHandle(Handle):
         piece.
         """
         inputs = self._inputs("stream", prompt, images=images, raw=raw, template=template)
-        strings = _strings("stream", stop)
+        strings = stop_strings("stream", stop)
         tokenizer = self._tokenizer("stream")
         options = sampling.read("stream", options)
         return self._pieces(inputs, tokenizer, strings, max_new_tokens, options)
@@ -125,6 +124,8 @@ class TextHandle(Handle):
         max_new_tokens: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
+        num_return_sequences: int = 1,
+        stop_strings: str | Sequence[str] | None = None,
         streamer: Any = None,
         **options: Any,
     ) -> torch.Tensor:
@@ -136,24 +137,33 @@ class TextHandle(Handle):
             max_new_tokens: at most so many more; None means 512, or as many as fit.
             eos_token_id: a row stops behind one of these; None takes the model's, ``()`` none.
             pad_token_id: fills rows that stopped; None takes the model's, else the first eos.
+            num_return_sequences: n answers to every prompt, in neighbouring rows.
+            stop_strings: a row stops behind the token that completes one of these.
             streamer: as in transformers.
             options: as in ``predict``.
 
         Returns:
-            int64 ``[B, P + new]`` on the device of ``input_ids``.
+            int64 ``[B * n, P + new]`` on the device of ``input_ids``.
 
         Raises:
             TypeError, ValueError: as ``predict``; see also ``structures.DecodeLoop.generate``.
         """
         given = sampling.read("generate", options)
-        ends = dict(eos_token_id=eos_token_id, pad_token_id=pad_token_id)
+        rest: dict[str, Any] = dict(
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            num_return_sequences=integer("generate", "num_return_sequences", num_return_sequences),
+        )
+        if stop_strings:
+            rest |= dict(stop_strings=stop_strings, tokenizer=self._tokenizer("generate"))
+        rest = {name: value for name, value in rest.items() if value is not None}
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
-        return self._generate("generate", inputs, max_new_tokens, given, streamer, ends)
+        return self._generate("generate", inputs, max_new_tokens, given, streamer, rest)
 
     def detach(self) -> None:
         """See ``Handle.detach``."""
         super().detach()
-        self._loops.clear()
+        self._shelf.clear()
 
     def _run(
         self,
@@ -201,28 +211,35 @@ class TextHandle(Handle):
         max_new: int | None,
         options: dict[str, Any],
         streamer: Any,
-        ends: dict[str, Any],
+        rest: dict[str, Any],
     ) -> torch.Tensor:
         """On the loop where it can be, else by the model's own ``generate``."""
-        refusal = self._refusal(inputs, options)
         ids = inputs["input_ids"]
+        rows = ids.shape[0] * rest.get("num_return_sequences", 1)
+        refusal = self._refusal(inputs, rows)
         max_new = self._room(where, ids.shape[1], max_new)
         with self._running():
             if refusal is None:
-                loop = self._loop(ids.shape[0], ids.shape[1] + max_new)
+                loop = self._shelf.get(
+                    self.model,
+                    rows=rows,
+                    needed=ids.shape[1] + max_new,
+                    max_len=self.max_len,
+                    limit=self.limit,
+                )
+                mask = inputs["attention_mask"]
                 return loop.generate(
-                    ids, inputs["attention_mask"], max_new_tokens=max_new, streamer=streamer, **ends
+                    ids, mask, max_new_tokens=max_new, streamer=streamer, **rest, **options
                 )
             told = sampling.for_host(where, options, why=refusal)
-            ends = {name: value for name, value in ends.items() if value is not None}
             given = {k: _on(self.device, v) for k, v in inputs.items() if v is not None}
             with self._seeded(options.get("seed")):
                 out: torch.Tensor = self.model.generate(
-                    **given, max_new_tokens=max_new, streamer=streamer, **told, **ends
+                    **given, max_new_tokens=max_new, streamer=streamer, **told, **rest
                 )
         return out.to(ids.device)
 
-    def _refusal(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
+    def _refusal(self, inputs: Mapping[str, Any], rows: int) -> str | None:
         """Why the decode loop cannot run a request."""
         plan = self.plan
         if plan is None:
@@ -234,8 +251,8 @@ class TextHandle(Handle):
         others = sorted(set(inputs) - {"input_ids", "attention_mask"})
         if others:
             return f"the loop does not read {', '.join(others)}"
-        if set(options) - {"seed"} and options != {"temperature": 0}:
-            return "the loop decodes greedily"
+        if rows > MAX_BATCH:
+            return f"the loop runs up to {MAX_BATCH} rows, and there are {rows}"
         return None
 
     @contextlib.contextmanager
@@ -268,20 +285,6 @@ class TextHandle(Handle):
                 f"{wanted}"
             )
         return wanted
-
-    def _loop(self, batch: int, needed: int) -> structures.DecodeLoop:
-        """A loop for so many rows with room for so many positions, kept for the next request."""
-        limit = self.limit
-        with self._making:
-            loop = self._loops.pop(batch, None)
-            if loop is None or loop.max_len < needed:
-                length = self.max_len or min(limit or needed, max(DEFAULT_LEN, _power(needed)))
-                loop = None  # its cache is free before the next one is made
-                loop = structures.decode_loop(self.model, max_len=length, batch_size=batch)
-            self._loops[batch] = loop
-            for other in list(self._loops)[:-2]:  # a conversation, and a batch beside it
-                del self._loops[other]
-            return loop
 
     @property
     def limit(self) -> int | None:
@@ -328,40 +331,5 @@ class TextHandle(Handle):
         return {"input_ids": ids, "attention_mask": encoded.get("attention_mask")}
 
 
-def messages(
-    where: str, prompt: Any, *, raw: bool, has_template: bool
-) -> list[dict[str, Any]] | None:
-    """A prompt as messages; None for a text that is continued as it stands.
-
-    Raises:
-        TypeError: it is neither a text nor messages.
-        ValueError: messages, and there is no chat template to write them with.
-    """
-    if isinstance(prompt, str):
-        return None if raw or not has_template else [{"role": "user", "content": prompt}]
-    listed = isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) for m in prompt)
-    if not listed:
-        raise TypeError(f"{where}: prompt must be a text or a list of messages, got {prompt!r}")
-    for message in prompt:
-        if "role" not in message:
-            raise ValueError(f"{where}: every message must have a role, got {message!r}")
-    if raw or not has_template:
-        rule = "raw must be left out for messages" if raw else "messages need a chat template"
-        raise ValueError(f"{where}: {rule}, got {len(prompt)} messages")
-    return [dict(message) for message in prompt]
-
-
-def _strings(where: str, stop: Any) -> tuple[str, ...]:
-    found = (stop,) if isinstance(stop, str) else tuple(stop)
-    for text in found:
-        if not isinstance(text, str) or not text:
-            raise ValueError(f"{where}: stop must be strings that are not empty, got {text!r}")
-    return found
-
-
 def _on(device: torch.device, value: Any) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()

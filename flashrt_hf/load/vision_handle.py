@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .preprocessing import Unavailable
-from .text_handle import Message, TextHandle, messages
+from .prompts import Message, messages
+from .text_handle import TextHandle
 
 
 class VisionLanguageHandle(TextHandle):

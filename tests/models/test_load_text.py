@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ def test_without_a_template_a_text_is_continued(tmp_path: Path) -> None:
 
 def test_requests_run_on_the_loop(handle: Any) -> None:
     handle.predict("Why?", max_new_tokens=3)
-    assert list(handle._loops) == [1]
-    assert handle._loops[1].memory_bytes > 0
+    assert list(handle._shelf._loops) == [1]
+    assert handle._shelf._loops[1].memory_bytes > 0
 
 
 def test_stream_gives_the_answer_in_pieces(handle: Any) -> None:
@@ -128,8 +129,29 @@ def test_generate_continues_token_ids(handle: Any) -> None:
         pad_token_id=0,
     )
     assert torch.equal(out, wanted)
+    pairs = handle.generate(
+        ids, mask, max_new_tokens=7, eos_token_id=(), num_return_sequences=2, seed=3, top_k=5
+    )
+    assert pairs.shape == (4, 10)
+    again = handle.generate(
+        ids, mask, max_new_tokens=7, eos_token_id=(), num_return_sequences=2, seed=3, top_k=5
+    )
+    assert torch.equal(pairs, again)
+    ended = handle.generate(
+        ids[:1], max_new_tokens=7, stop_strings=handle.tokenizer.decode(out[0, 4:6])
+    )
+    assert torch.equal(ended, out[:1, :6])
     stop = int(out[0, 5])
     assert handle.generate(ids[:1], max_new_tokens=7, eos_token_id=stop).shape[1] <= 6
+
+
+def test_more_rows_than_the_loop_has_run_on_the_host(handle: Any) -> None:
+    ids = torch.tensor([[72, 105]] * 9)
+    out = handle.generate(ids, max_new_tokens=4, eos_token_id=())
+    one = handle.generate(ids[:1], max_new_tokens=4, eos_token_id=())
+    assert torch.equal(out, one.expand(9, -1))
+        out, handle.generate(ids[:1], max_new_tokens=4, eos_token_id=()).expand(9, -1)
+    )
 
 
 def test_sampling_follows_the_seed_and_the_options(handle: Any) -> None:
@@ -143,6 +165,11 @@ def test_sampling_follows_the_seed_and_the_options(handle: Any) -> None:
     assert drawn(top_k=1) == greedy
     assert drawn(top_p=1e-6, seed=1) == greedy
     assert drawn(min_p=1.0, seed=1) == greedy
+    assert drawn(temperature=0, top_p=0.5, seed=1) == drawn(do_sample=False) == greedy
+    assert drawn(do_sample=True, seed=5) == drawn(temperature=1.0, seed=5)
+    forbidden = checkpoints.tokenizer()(greedy[0]).input_ids[0]
+    assert drawn(logit_bias={forbidden: -math.inf})[0] != greedy[0]
+    assert drawn(frequency_penalty=100.0) != greedy
     assert drawn(temperature=0, repetition_penalty=1.8) == host_text(
         "[user]Why?[assistant]", 24, repetition_penalty=1.8
     )
@@ -172,6 +199,13 @@ def test_options_that_are_none_are_named(handle: Any) -> None:
         ([{"content": "x"}], {}, ValueError, "every message must have a role"),
         ([{"role": "user", "content": "x"}], {"raw": True}, ValueError, "raw must be left out"),
         ("", {"raw": True}, ValueError, "prompt must have at least one token"),
+        ("x", {"top_p": 1.5}, ValueError, "top_p must be above 0 and at most 1, got 1.5"),
+        ("x", {"temperature": -1}, ValueError, "temperature must be at least 0, got -1"),
+        ("x", {"seed": 1, "top_k": "a"}, TypeError, "top_k must be an integer, got 'a'"),
+        (
+            *("x", {"do_sample": False, "temperature": 1.0}, ValueError),
+            "do_sample must be True with temperature=1.0, got False",
+        ),
         ("x", {"stop": ""}, ValueError, "stop must be strings that are not empty"),
         ("x", {"stop": [7]}, ValueError, "stop must be strings that are not empty, got 7"),
         ("x", {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
@@ -181,7 +215,7 @@ def test_options_that_are_none_are_named(handle: Any) -> None:
     ],
 )
 def test_bad_requests(handle: Any, prompt: Any, options: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=f"predict: .*{text}"):
+    with pytest.raises(error, match=f"predict: .*{text}|decode_loop.generate: {text}"):
         handle.predict(prompt, **options)
 
 
@@ -193,16 +227,16 @@ def test_max_len_bounds_every_request(folder: Path) -> None:
 
 
 def test_the_cache_grows_with_the_requests(handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_rt.flashrt_hf.load.text_handle.DEFAULT_LEN", 32)
-    handle._loops.clear()
+    monkeypatch.setattr("flash_rt.flashrt_hf.load.loop_shelf.DEFAULT_LEN", 32)
+    handle._shelf._loops.clear()
     handle.predict("Why?", max_new_tokens=5)
-    first = handle._loops[1]
+    first = handle._shelf._loops[1]
     assert first.max_len == 32
     wanted = host_text("[user]Why?[assistant]", 100)
     assert handle.predict("Why?", max_new_tokens=100) == wanted
-    assert handle._loops[1].max_len == 128
+    assert handle._shelf._loops[1].max_len == 128
     handle.predict("Why?", max_new_tokens=5)
-    assert handle._loops[1].max_len == 128
+    assert handle._shelf._loops[1].max_len == 128
 
 
 def test_detached_the_host_answers(folder: Path) -> None:
