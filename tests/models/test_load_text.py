@@ -150,8 +150,6 @@ def test_more_rows_than_the_loop_has_run_on_the_host(handle: Any) -> None:
     out = handle.generate(ids, max_new_tokens=4, eos_token_id=())
     one = handle.generate(ids[:1], max_new_tokens=4, eos_token_id=())
     assert torch.equal(out, one.expand(9, -1))
-        out, handle.generate(ids[:1], max_new_tokens=4, eos_token_id=()).expand(9, -1)
-    )
 
 
 def test_sampling_follows_the_seed_and_the_options(handle: Any) -> None:
