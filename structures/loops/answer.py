@@ -33,6 +33,7 @@ class Answer:
         self.way = way_of(self.sampling, masked=self.request.mask is not None)
         self.prompt: tuple[int, ...] = tuple(handle.request.prompt_ids)
         self.filled = 0  # positions of the prompt in the cache
+        self.epoch = -1  # of what the cache held when it joined
         self.tokens: list[int] = []
         self.mask: TokenMask | None = None
         self.closed = False

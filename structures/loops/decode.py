@@ -106,6 +106,7 @@ class DecodeLoop:
         num_return_sequences: int = 1,
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: Any = None,
+        reuse_prefix: bool = False,
         streamer: Streamer | None = None,
         **options: Any,
     ) -> torch.Tensor:
@@ -121,6 +122,9 @@ class DecodeLoop:
                 ``batch_size``.
             stop_strings: a row stops behind the token that completes one of these; needs the
                 ``tokenizer``.
+            reuse_prefix: a prompt that goes on from where the request before ended (the next turn
+                of a conversation) computes the new tokens only. The answer is as exact as a cold
+                one, and the same prompt again repeats it bit for bit.
             streamer: gets the prompt, then the tokens of every step, as in transformers; ``end``
                 also when the request fails behind the prompt.
             options: ``do_sample`` (False), with it ``temperature`` (1.0), ``top_k``, ``top_p``,
@@ -150,6 +154,7 @@ class DecodeLoop:
             pad=pad_token_id,
             copies=num_return_sequences,
             sampling=read_options(WHERE, options),
+            reuse=reuse_prefix,
         )
         stops = read_stops(WHERE, stop_strings, tokenizer, request.batch)
         new, _ = self._run(request, streamer, stops, logprobs=False)
@@ -167,6 +172,7 @@ class DecodeLoop:
         num_return_sequences: int = 1,
         stop_strings: str | Sequence[str] | None = None,
         tokenizer: Any = None,
+        reuse_prefix: bool = False,
         streamer: Streamer | None = None,
         **options: Any,
     ) -> Generated:
@@ -184,6 +190,7 @@ class DecodeLoop:
             pad=pad_token_id,
             copies=num_return_sequences,
             sampling=sampling,
+            reuse=reuse_prefix,
         )
         stops = read_stops(WHERE, stop_strings, tokenizer, request.batch)
         new, found = self._run(request, streamer, stops, logprobs=True)
@@ -205,6 +212,7 @@ class DecodeLoop:
         pad: Any,
         copies: int,
         sampling: Sampling,
+        reuse: bool,
     ) -> Request:
         defaults = getattr(self._model, "generation_config", None)
         return read_request(
@@ -218,6 +226,7 @@ class DecodeLoop:
             vocabulary=token_table(self._model, self._sessions.spec).shape[0],
             copies=copies,
             sampling=sampling,
+            reuse=reuse,
         )
 
     def _run(

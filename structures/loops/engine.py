@@ -156,8 +156,12 @@ class Engine:
             self._waiting.remove(answer)
             self._close(answer, "cancelled", events)
         if self._joining is not None and self._joining[0].cancelled:
-            self._close(self._joining[0], "cancelled", events)
+            answer, row = self._joining
+            self._close(answer, "cancelled", events)
             self._joining = None
+            if self._session is not None and answer.filled and answer.request.reuse_prefix:
+                held = answer.prompt[: answer.filled]
+                self._session.prefixes.hold(row, held, prompt=answer.filled)
         for running in self._live:
             if running is not None and running.cancelled:
                 self._close(running, "cancelled", events)
@@ -178,7 +182,10 @@ class Engine:
         answer.closed = True
         answer.handle.open_answers -= 1
         if answer in self._live:
-            self._live[self._live.index(answer)] = None
+            row = self._live.index(answer)
+            self._live[row] = None
+            if self._session is not None and answer.epoch == self._session.prefixes.epoch:
+                self._session.prefixes.hold(row, (*answer.prompt, *answer.tokens[:-1]))
 
     def _close_gaps(self) -> None:
         live = self._live
@@ -191,7 +198,7 @@ class Engine:
             gap = live.index(None)
             answer = live.pop()
             assert answer is not None and self._session is not None
-            self._session.copy_row(len(live), gap, len(answer.prompt) + len(answer.tokens) + 1)
+            self._session.move_row(len(live), gap, len(answer.prompt) + len(answer.tokens) + 1)
             live[gap] = answer
 
     def _prefill(self, events: list[TokenEvent]) -> None:
@@ -205,39 +212,55 @@ class Engine:
             except LoopRefused as reason:
                 self._close(answer, "error", events, error=reason)
                 return
-            self._joining = (answer, len(self._live))
+            self._joining = (answer, self._place(answer))
         answer, row = self._joining
         session = self._session
         assert session is not None
         part = answer.prompt[answer.filled : answer.filled + CHUNK]
-        ids = torch.tensor(part, dtype=torch.int64, device="cpu").to(self._device)
-        start, last = answer.filled, answer.filled + len(part) == len(answer.prompt)
         try:
-            session.prefill.chunk(row, ids, start, last=last)
-        except RuntimeError as error:
-            self._joining = None
-            self._close(answer, "error", events, error=error)
-            return
-        answer.filled += len(part)
-        if last:
-            self._joining = None
-            try:
+            if part:
+                ids = torch.tensor(part, dtype=torch.int64, device="cpu").to(self._device)
+                last = answer.filled + len(part) == len(answer.prompt)
+                session.prefill.chunk(row, ids, answer.filled, last=last)
+            answer.filled += len(part)
+            if answer.filled == len(answer.prompt):
+                self._joining = None
                 self._join(answer, row)
-            except MASK_ERRORS as error:
-                self._close(answer, "error", events, error=error)
+        except MASK_ERRORS as error:
+            self._joining = None
+            session.prefixes.drop([row])
+            self._close(answer, "error", events, error=error)
+
+    def _place(self, answer: Answer) -> int:
+        """A free row for an answer, with what it can use of earlier ones."""
+        session, free = self._session, range(len(self._live), self.slots)
+        assert session is not None
+        match = session.prefixes.match(answer.prompt, free, reuse=answer.request.reuse_prefix)
+        if match.source != match.row:
+            session.copy_positions(match.source, match.row, match.length)
+        session.prefixes.drop([match.row])
+        if match.logits is not None:
+            session.step.logits[match.row].copy_(match.logits)
+        answer.filled = match.length
+        return match.row
 
     def _join(self, answer: Answer, row: int) -> None:
         session, target = self._session, len(self._live)
         assert session is not None
-        session.begin_row(row, length=len(answer.prompt), max_new=answer.limit)
+        prompt = answer.prompt
+        if answer.request.reuse_prefix:
+            logits = session.step.logits[row].clone()
+            session.prefixes.hold(row, prompt, prompt=len(prompt), logits=logits)
+            answer.epoch = session.prefixes.epoch
+        session.begin_row(row, length=len(prompt), max_new=answer.limit)
         if answer.way != GREEDY or session.step.controls is not None:
-            prompt = torch.tensor(answer.prompt, dtype=torch.int64, device="cpu")
+            ids = torch.tensor(prompt, dtype=torch.int64, device="cpu")
             session.controls.set_row(
                 row,
                 answer.sampling,
                 seed=answer.seed,
                 stops=answer.stops[:EOS_SLOTS],
-                prompt=prompt.to(self._device) if answer.sampling.penalised else prompt,
+                prompt=ids.to(self._device) if answer.sampling.penalised else ids,
             )
         if answer.request.mask is not None:
             answer.mask = answer.request.mask()
@@ -245,7 +268,7 @@ class Engine:
         session.choose_row(row, answer.way)
         self._post([(row, answer)], slice(row, row + 1))
         if target != row:
-            session.copy_row(row, target, len(answer.prompt))
+            session.move_row(row, target, len(prompt))
         self._live.append(answer)
 
     def _decode(self, events: list[TokenEvent]) -> bool:
@@ -277,6 +300,8 @@ class Engine:
         self._live.clear()
         self._reported.clear()
         self._reports.begin()
+        if self._session is not None:
+            self._session.prefixes.forget()
         if self._joining is not None:
             self._waiting.appendleft(self._joining[0])
             self._joining[0].filled, self._joining = 0, None

@@ -32,13 +32,16 @@ class Prefill:
         self._last = lengths.new_zeros(1, dtype=torch.int64)
         self._start = torch.zeros_like(lengths[:1])
 
-    def run(self, row: int, ids: torch.Tensor) -> None:
-        """Keys and values of ``ids [n]`` into ``row``, logits of its last token into the step's."""
+    def run(self, row: int, ids: torch.Tensor, start: int = 0) -> None:
+        """Keys and values of ``ids [n]`` from position ``start``, logits of the last to the step's.
+
+        They go into ``row``, which holds the positions before.
+        """
         count = ids.shape[0]
         size = count if count <= CAPTURED else CHUNK
-        for start in range(0, count, size):
-            part = ids[start : start + size]
-            self.chunk(row, part, start, last=start + size >= count)
+        for first in range(0, count, size):
+            part = ids[first : first + size]
+            self.chunk(row, part, start + first, last=first + size >= count)
 
     def chunk(self, row: int, ids: torch.Tensor, start: int, *, last: bool) -> None:
         """Keys and values of positions ``start`` and on; behind the ``last`` chunk, logits too."""

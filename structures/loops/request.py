@@ -24,6 +24,7 @@ class Request:
         seed: of the first row's draws; the others' follow from it.
         whole_rows: a repetition penalty counts the padding of a prompt too.
         pads_rows: a row that the host ends is padded.
+        reuse: a row may use what the request before left in it.
     """
 
     input_ids: torch.Tensor
@@ -36,6 +37,7 @@ class Request:
     copies: int = 1
     whole_rows: bool = False
     pads_rows: bool = True
+    reuse: bool = False
 
     @property
     def batch(self) -> int:
@@ -66,6 +68,7 @@ def read_request(
     vocabulary: int,
     sampling: Sampling,
     copies: int,
+    reuse: bool,
 ) -> Request:
     """Check a call of ``DecodeLoop.generate``; see there for what is raised."""
     for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
@@ -117,7 +120,9 @@ def read_request(
     seed = 0
     if sampling.temperature > 0:
         seed = draw_seed() if sampling.seed is None else sampling.seed
-    return Request(ids, lengths, max_new, ends, pad, sampling, seed, copies)
+    if not isinstance(reuse, bool):
+        raise TypeError(f"{WHERE}: reuse_prefix must be True or False, got {reuse!r}")
+    return Request(ids, lengths, max_new, ends, pad, sampling, seed, copies, reuse=reuse)
 
 
 def draw_seed() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..binding import host_class
+from ..binding import PLAN, host_class
 from ..capture import Graph, Watch, backend_for
 from ..capture.watch import plain_attributes
 from ..catalogue.attention import Attention
@@ -25,6 +25,7 @@ from .cache import EOS_SLOTS, StaticState
 from .controls import ADJUSTED, DRAWN, GREEDY, Controls, way_of
 from .decoder import DecoderSpec
 from .prefill import Prefill
+from .prefix import Prefixes
 from .report import Reports
 from .request import Request
 from .step import Arena, BoundDecoder, Step
@@ -91,6 +92,8 @@ class Session:
         self._backend = backend_for(decoder.like.device)
         self.pool = self._backend.new_pool()
         self.prefill = Prefill(self.step, self._backend, self.pool)
+        self.prefixes = Prefixes(batch)
+        self._last: tuple[tuple[int, ...], ...] = ()
         self._graphs: dict[str, Graph] = {}
         self._row_graphs: dict[tuple[str, int], Graph] = {}
 
@@ -99,6 +102,8 @@ class Session:
         if name not in self._graphs:
             if name in (DRAWN, ADJUSTED):
                 _ = self.controls
+            self._last = ()
+            self.prefixes.forget()  # the warm-up writes the first slot of every row
             self.pool.join()
             self.state.begin(max_new=1, eos=())
             step = getattr(self.step, name)
@@ -152,13 +157,28 @@ class Session:
         """The first token of ``row``, from its logits."""
         self.step.draw(way, slice(row, row + 1))
 
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """A row's first ``length`` positions and everything else it has to another place."""
+    def copy_positions(self, source: int, target: int, length: int) -> None:
+        """A row's first ``length`` keys and values to another place."""
         state = self.state
         for cache in (*state.k, *state.v):
             cache[target, :, :length].copy_(cache[source, :, :length])
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """All that a running row of ``length`` positions has; it takes the target's place.
+
+        What the target holds for later goes the other way.
+        """
+        state, kept = self.state, self.prefixes.length(target)
+        if kept == 0:
+            self.copy_positions(source, target, length)
+        else:
+            for cache in (*state.k, *state.v):
+                aside = cache[target, :, :kept].clone()
+                cache[target, :, :length].copy_(cache[source, :, :length])
+                cache[source, :, :kept].copy_(aside)
         for values in self._by_row():
             values[target].copy_(values[source])
+        self.prefixes.swap(source, target)
 
     def _by_row(self) -> list[torch.Tensor]:
         controls = self.step.controls
@@ -167,13 +187,19 @@ class Session:
     def fill(self, request: Request) -> None:
         """Prompts into the cache; logits of each row's last token into the step's logits."""
         state, way = self.state, way_of(request.sampling)
+        self._note_last()
         self.pool.join()
         state.begin(max_new=request.max_new, eos=request.eos)
+        self.prefixes.drop(range(request.batch, self.batch))  # idle rows write their first slot
+        prompts = [tuple(ids.tolist()) for ids in request.rows()] if request.reuse else []
         for row, ids in enumerate(request.rows()):
             if row % request.copies:
-                self.copy_row(row - 1, row, request.lengths[row])
+                self.copy_positions(row - 1, row, request.lengths[row])
                 self.step.logits[row].copy_(self.step.logits[row - 1])
+            elif request.reuse:
+                self._fill_rest(row, prompts[row])
             else:
+                self.prefixes.drop([row])
                 self.prefill.run(row, ids.to(state.tokens.device))
             if way != GREEDY:
                 self.controls.set_row(
@@ -186,6 +212,32 @@ class Session:
         for row, length in enumerate(request.lengths):  # see begin_row
             state.lengths[row].fill_(length - 1)
         state.finished[request.batch :].fill_(True)
+        self._last = tuple(prompts)
+
+    def _fill_rest(self, row: int, prompt: tuple[int, ...]) -> None:
+        """What of a prompt the row does not hold yet."""
+        match = self.prefixes.match(prompt, [row])
+        logits = self.step.logits[row]
+        if match.logits is None:
+            self.prefixes.drop([row])
+            rest = torch.tensor(prompt[match.length :], dtype=torch.int64, device="cpu")
+            self.prefill.run(row, rest.to(self.state.tokens.device), match.length)
+            self.prefixes.hold(row, prompt, prompt=len(prompt), logits=logits.clone())
+            return
+        if match.source != row:
+            self.copy_positions(match.source, row, match.length)
+        logits.copy_(match.logits)
+        self.prefixes.hold(row, prompt, prompt=len(prompt), logits=match.logits)
+
+    def _note_last(self) -> None:
+        """What the rows of the request before hold: its prompts, and tokens that were read."""
+        last, self._last = self._last, ()
+        if not last:
+            return
+        counts = self.state.counts.tolist()
+        for row, prompt in enumerate(last):
+            read = self.state.tokens[row, : max(counts[row] - 1, 0)].tolist()
+            self.prefixes.hold(row, (*prompt, *read))
 
     @property
     def memory_bytes(self) -> int:
@@ -216,6 +268,7 @@ class Sessions:
         self._attributes = self._read_attributes()
         self._buffers = [*model.buffers()]
         self._written = self._writes()
+        self._fingerprint: tuple[int, list[int]] = (0, [])
         self._copies = Copies(model)
 
     @contextmanager
@@ -231,6 +284,7 @@ class Sessions:
                 yield self._make(batch, max_len)
                 return
             self._look_again()
+            self._forget_other_weights()
             kept = self._kept.pop(batch, None)
             if kept is None or kept.max_len < max_len:
                 del kept
@@ -243,6 +297,18 @@ class Sessions:
                 yield kept
             finally:
                 self._busy.discard(batch)
+
+    def _forget_other_weights(self) -> None:
+        """Keys and values that other weights have made are no prefix of anything."""
+        print_of = (id(vars(self._model).get(PLAN)), self._watch.versions())
+        if print_of != self._fingerprint or self._untracked():
+            for session in self._kept.values():
+                session.prefixes.forget()
+        self._fingerprint = print_of
+
+    def _untracked(self) -> bool:
+        """Whether a weight can change unseen: inference tensors count no writes."""
+        return any(p.is_inference() for p in self._model.parameters())
 
     def _look_again(self) -> None:
         """Drop sessions whose addresses are stale; refuse a model that is another one now."""
