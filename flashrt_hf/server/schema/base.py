@@ -11,6 +11,8 @@ from ..errors import ApiError, bad, unsupported
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
+TYPES = frozenset({"str", "int", "float", "bool"})
+TAGS = frozenset({"system", "developer", "user", "assistant", "tool", "text", "image_url"})
 R = TypeVar("R", bound="Strict")
 
 
@@ -86,22 +88,28 @@ def _explained(error: ValidationError) -> ApiError:
     unknown = next((e for e in found if e["type"] == "extra_forbidden"), None)
     if unknown is not None:
         return unsupported(_path(unknown["loc"]))
-    first = found[0]
+    # Of a field that may have several types, what is wrong with the value of the right one.
+    same = [e for e in found if e["loc"][:1] == found[0]["loc"][:1]]
+    first = next((e for e in same if not e["type"].endswith("_type")), found[0])
     name = _path(first["loc"]) or "body"
     if first["type"] == "missing":
         return bad(f"Missing required parameter: {name!r}", name, "missing_required_parameter")
-    value = _short(first["input"])
-    return bad(f"Invalid value for {name!r}: {first['msg']}, got {value}", name)
+    several = first["type"].endswith("_type") and len({e["loc"][:2] for e in same}) > 1
+    rule = "none of its types fits" if several else first["msg"]
+    return bad(f"Invalid value for {name!r}: {rule}, got {_short(first['input'])}", name)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """``messages[0].content``; the names that pydantic gives to the members of unions are left."""
-    path = ""
+    """``messages[0].content``: without what pydantic calls the members of unions."""
+    path, before = "", None
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.replace("_", "").replace(".", "").isalnum():
+        elif not (part in TYPES or part == before or (isinstance(before, int) and part in TAGS)):
             path += f".{part}" if path else part
+        before = part
+        if isinstance(part, str) and not part.isidentifier():
+            path = path.removesuffix(f".{part}")
     return path
 
 
