@@ -57,6 +57,8 @@ def load_weights(
             f"{WHERE}: weights of {source.name} must have the shapes of its config.json: {error}"
         ) from error
     _check_report(report, source, type(model).__name__)
+    if source.gguf:
+        _check_shapes(model, source)
     model.requires_grad_(False)
     loaded: PreTrainedModel = model.eval()
     return loaded
@@ -71,4 +73,16 @@ def _check_report(report: dict[str, Any], source: Source, kind: str) -> None:
             raise ValueError(
                 f"{WHERE}: weights of {source.name} must have every tensor of {kind}, {what} "
                 f"{len(names)}: {', '.join(names[:3])}"
+            )
+
+
+def _check_shapes(model: PreTrainedModel, source: Source) -> None:
+    """A GGUF file may say sizes in words that transformers does not read, and take defaults for."""
+    with torch.device("meta"):
+        wanted = type(model)(model.config).state_dict()
+    for name, tensor in model.state_dict().items():
+        if name in wanted and wanted[name].shape != tensor.shape:
+            raise ValueError(
+                f"{WHERE}: weights of {source.name} must have the shapes that transformers reads "
+                f"from the file, {tuple(wanted[name].shape)} for {name}, got {tuple(tensor.shape)}"
             )
