@@ -1,7 +1,7 @@
 // Checks and times attend without torch. Build and run from kernel_sources/attention:
 //   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -Icsrc -o /tmp/attend_bench \
-//       benchmarks/attend_bench.cu csrc/attend_bf16.cu && /tmp/attend_bench
-//       [check|step|long|short]...
+//       benchmarks/attend_bench.cu csrc/attend_bf16.cu csrc/attend_bf16_fp8.cu &&
+//   /tmp/attend_bench [check|step|long|short]...
 // Times are of CUDA graphs over rotating caches, so that every call reads its cache from memory.
 // `short`: alone is a chain of attend calls; after a producer is what a call adds to a chain of
 // small kernels that write q, k and v. `step`: what a call adds between two kernels that read the
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attend.h"
+#include "attend_cache.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
 #include "ptx.cuh"
@@ -41,9 +42,15 @@ struct Config {
   int batch, tokens, heads, kv_heads, dim, slots, length, window;
   bool norm, interleaved;
   float soft_cap;
+  bool fp8 = false;
 };
+constexpr float kFp8Scale = 0.01f;
 
-__global__ void fill(bf16* data, int64_t count, uint32_t seed, float spread, float centre) {
+__device__ void store(bf16* to, float value) { *to = __float2bfloat16(value); }
+__device__ void store(flashrt::Fp8* to, float value) { *to = flashrt::to_fp8(value / kFp8Scale); }
+
+template <typename T>
+__global__ void fill(T* data, int64_t count, uint32_t seed, float spread, float centre) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += step) {
@@ -51,7 +58,7 @@ __global__ void fill(bf16* data, int64_t count, uint32_t seed, float spread, flo
     x = (x ^ (x >> 16)) * 0x85ebca6bu;
     x = (x ^ (x >> 13)) * 0xc2b2ae35u;
     x ^= x >> 16;
-    data[i] = __float2bfloat16(centre + spread * (static_cast<float>(x) * 4.6566129e-10f - 1.0f));
+    store(data + i, centre + spread * (static_cast<float>(x) * 4.6566129e-10f - 1.0f));
   }
 }
 
@@ -63,9 +70,10 @@ __global__ void produce(const uint4* from, uint4* to, int count) {
   if (i < count) to[i] = from[i];
 }
 
-bf16* device_rows(int64_t count, uint32_t seed, float spread = 1.0f, float centre = 0.0f) {
-  bf16* data = nullptr;
-  CHECK(cudaMalloc(&data, count * sizeof(bf16)));
+template <typename T = bf16>
+T* device_rows(int64_t count, uint32_t seed, float spread = 1.0f, float centre = 0.0f) {
+  T* data = nullptr;
+  CHECK(cudaMalloc(&data, count * sizeof(T)));
   fill<<<1024, 256>>>(data, count, seed, spread, centre);
   CHECK(cudaGetLastError());
   return data;
@@ -101,6 +109,12 @@ struct Call {
       (*s)[1] = static_cast<int64_t>(c.slots) * c.dim;
       (*s)[2] = c.dim;
     }
+    if (c.fp8) {
+      float* scale = nullptr;
+      CHECK(cudaMalloc(&scale, sizeof(float)));
+      CHECK(cudaMemcpy(scale, &kFp8Scale, sizeof(float), cudaMemcpyHostToDevice));
+      p.k_scale = p.v_scale = scale;
+    }
     std::vector<int> lengths(c.batch, c.length);
     int* device_lengths = nullptr;
     CHECK(cudaMalloc(&device_lengths, c.batch * sizeof(int)));
@@ -131,6 +145,18 @@ struct Call {
     p.max_crowd = flashrt::kMostCrowd;
     p.max_ring = flashrt::kMostRingSlots;
     p.rows = {1e-6f, c.dim, c.interleaved, false, false, true};
+  }
+
+  int64_t cache_bytes() const { return cache_elements * (config.fp8 ? 1 : 2); }
+  // Room for `count` caches, filled.
+  char* caches(int64_t count, uint32_t seed) const {
+    return config.fp8
+               ? reinterpret_cast<char*>(device_rows<flashrt::Fp8>(count * cache_elements, seed))
+               : reinterpret_cast<char*>(device_rows(count * cache_elements, seed));
+  }
+  std::vector<float> cache_to_host(const void* cache) const;
+  void attend(cudaStream_t stream) const {
+    CHECK((config.fp8 ? flashrt::attend_bf16_fp8 : flashrt::attend_bf16)(params, stream));
   }
 
   void make_tables() {
@@ -164,6 +190,18 @@ std::vector<float> to_host(const void* data, int64_t count) {
   return values;
 }
 
+std::vector<float> Call::cache_to_host(const void* cache) const {
+  if (!config.fp8) return to_host(cache, cache_elements);
+  std::vector<flashrt::Fp8> raw(cache_elements);
+  CHECK(cudaMemcpy(raw.data(), cache, cache_elements, cudaMemcpyDeviceToHost));
+  std::vector<float> values(cache_elements);
+  for (int64_t i = 0; i < cache_elements; ++i) {
+    const __half_raw half = __nv_cvt_fp8_to_halfraw(raw[i].bits, __NV_E4M3);
+    values[i] = kFp8Scale * __half2float(__half(half));
+  }
+  return values;
+}
+
 double rounded(double value) {
   return __bfloat162float(__float2bfloat16(static_cast<float>(value)));
 }
@@ -187,7 +225,7 @@ std::vector<double> reference_row(const Call& call, const float* x, const float*
   return z;
 }
 
-// Largest error of `out` against fp64, over all rows.
+// Largest error of `out` against fp64, over all rows. Caches are those after the call.
 double largest_error(const Call& call, const std::vector<float>& out,
                      const std::vector<float>& k_cache, const std::vector<float>& v_cache) {
   const Config& c = call.config;
@@ -210,7 +248,7 @@ double largest_error(const Call& call, const std::vector<float>& out,
       const float* token = &qkv[static_cast<size_t>(b * c.tokens + std::max(fresh, 0)) * width];
       const size_t at = ((static_cast<size_t>(b) * c.kv_heads + g) * c.slots + slot) * c.dim;
       std::vector<double> key(&k_cache[at], &k_cache[at] + c.dim);
-      if (fresh >= 0) {
+      if (fresh >= 0 && !c.fp8) {
         key = reference_row(call, token + (c.heads + g) * c.dim, c.norm ? k_weight.data() : nullptr,
                             slot);
       }
@@ -219,7 +257,8 @@ double largest_error(const Call& call, const std::vector<float>& out,
       score *= call.params.scaling;
       if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
       scores.push_back(score);
-      values.push_back(fresh >= 0 ? token + (c.heads + c.kv_heads + g) * c.dim : &v_cache[at]);
+      values.push_back(fresh >= 0 && !c.fp8 ? token + (c.heads + c.kv_heads + g) * c.dim
+                                            : &v_cache[at]);
       maximum = std::max(maximum, score);
     }
     for (size_t j = 0; j < scores.size(); ++j) {
@@ -240,10 +279,8 @@ bool check(const Config& config) {
   Call call(config);
   const int64_t outs =
       static_cast<int64_t>(config.batch) * config.tokens * config.heads * config.dim;
-  bf16* k_cache = device_rows(call.cache_elements, 4);
-  bf16* v_cache = device_rows(call.cache_elements, 5);
-  const auto k_before = to_host(k_cache, call.cache_elements);
-  const auto v_before = to_host(v_cache, call.cache_elements);
+  char* k_cache = call.caches(1, 4);
+  char* v_cache = call.caches(1, 5);
   call.params.k_cache = k_cache;
   call.params.v_cache = v_cache;
   constexpr int kRuns = 10;
@@ -254,11 +291,12 @@ bool check(const Config& config) {
     call.params.max_ring = 2 + run % 3;
     call.params.history_static = run < kRuns / 2;
     CHECK(cudaMemset(call.params.out, 0xff, outs * sizeof(bf16)));
-    CHECK(flashrt::attend_bf16(call.params, nullptr));
+    call.attend(nullptr);
     CHECK(cudaDeviceSynchronize());
     results[run] = to_host(call.params.out, outs);
   }
-  const double error = largest_error(call, results[0], k_before, v_before);
+  const double error =
+      largest_error(call, results[0], call.cache_to_host(k_cache), call.cache_to_host(v_cache));
   bool same = true;
   for (int run = 1; run < kRuns; ++run) same = same && results[run] == results[0];
   const bool good = error < 0.01 && same;
@@ -305,15 +343,15 @@ struct Timer {
   Call call;
   int64_t caches;
   int count;
-  bf16 *k_caches, *v_caches;
+  char *k_caches, *v_caches;
 
   explicit Timer(const Config& config) : call(config) {
     const int64_t budget = 40ll << 30;
     caches = std::max<int64_t>(2, std::min<int64_t>({256, static_cast<int64_t>(3e8 / bytes()) + 1,
-                                                     budget / (4 * call.cache_elements)}));
+                                                     budget / (2 * call.cache_bytes())}));
     count = static_cast<int>(std::max<int64_t>(caches, 36) / caches * caches);
-    k_caches = device_rows(caches * call.cache_elements, 4);
-    v_caches = device_rows(caches * call.cache_elements, 5);
+    k_caches = call.caches(caches, 4);
+    v_caches = call.caches(caches, 5);
   }
   ~Timer() {
     CHECK(cudaFree(k_caches));
@@ -321,15 +359,15 @@ struct Timer {
   }
   double bytes() const {
     const Config& c = call.config;
-    return 2.0 * c.batch * c.kv_heads * (c.length + 1.0) * c.dim * 2;
+    return 2.0 * c.batch * c.kv_heads * (c.length + 1.0) * c.dim * (c.fp8 ? 1 : 2);
   }
-  void attend(int i, cudaStream_t stream) const {
-    AttendParams params = call.params;
-    params.k_cache = k_caches + i % caches * call.cache_elements;
-    params.v_cache = v_caches + i % caches * call.cache_elements;
-    CHECK(flashrt::attend_bf16(params, stream));
+  void attend(int i, cudaStream_t stream) {
+    AttendParams& params = call.params;
+    params.k_cache = k_caches + i % caches * call.cache_bytes();
+    params.v_cache = v_caches + i % caches * call.cache_bytes();
+    call.attend(stream);
   }
-  double alone() const {
+  double alone() {
     return time_graph(count, [&](int i, cudaStream_t stream) { attend(i, stream); });
   }
   void use(const Form& form) {
@@ -369,33 +407,36 @@ void time_config(const Config& config) {
 }
 
 void time_long() {
-  const std::vector<Form> forms = {{1, 1, 4}, {1, 1, 3}, {1, 2, 3}, {1, 2, 2}};
-  std::printf("us and TB/s of a call alone, by cluster/crowd/ring\n%-14s %3s %6s %6s |", "", "B",
+  const std::vector<Form> forms = {{1, 1, 4}, {1, 1, 6}, {1, 2, 2}, {1, 2, 3}, {1, 2, 5}};
+  std::printf("us and TB/s of a call alone, by cluster/crowd/ring\n%-18s %3s %6s %6s |", "", "B",
               "S", "live");
   for (const Form& form : forms) {
     std::printf("       %d/%d/%d |", form.cluster, form.crowd, form.ring);
   }
   std::printf("\n");
-  for (const Config& config : {
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 2048, 0, true, false, 0},
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 4096, 0, true, false, 0},
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 8192, 0, true, false, 0},
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 16384, 0, true, false, 0},
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 20000, 0, true, false, 0},
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 32000, 0, true, false, 0},
-           Config{"Qwen3-8B", 1, 1, 32, 8, 128, 131072, 128000, 0, true, false, 0},
-           Config{"Qwen3-8B", 4, 1, 32, 8, 128, 8192, 8000, 0, true, false, 0},
-           Config{"Llama-3.2-1B", 1, 1, 32, 8, 64, 131072, 32000, 0, false, false, 0},
-           Config{"Llama-3.2-1B", 1, 1, 32, 8, 64, 131072, 128000, 0, false, false, 0},
-       }) {
-    Timer timer(config);
-    std::printf("%-14s %3d %6d %6d |", config.name, config.batch, config.slots, config.length);
-    for (const Form& form : forms) {
-      timer.use(form);
-      const double alone = timer.alone();
-      std::printf(" %6.2f %4.2f |", alone, timer.bytes() / alone * 1e-6);
+  const std::vector<Config> configs = {
+      {"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 2048, 0, true, false, 0},
+      {"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 8192, 0, true, false, 0},
+      {"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 20000, 0, true, false, 0},
+      {"Qwen3-8B", 1, 1, 32, 8, 128, 32768, 32000, 0, true, false, 0},
+      {"Qwen3-8B", 1, 1, 32, 8, 128, 131072, 128000, 0, true, false, 0},
+      {"Qwen3-8B", 4, 1, 32, 8, 128, 8192, 8000, 0, true, false, 0},
+      {"Llama-3.2-1B", 1, 1, 32, 8, 64, 131072, 32000, 0, false, false, 0},
+      {"Llama-3.2-1B", 1, 1, 32, 8, 64, 131072, 128000, 0, false, false, 0},
+  };
+  for (const bool fp8 : {false, true}) {
+    for (Config config : configs) {
+      config.fp8 = fp8;
+      Timer timer(config);
+      std::printf("%-14s %s %3d %6d %6d |", config.name, fp8 ? "FP8" : "   ", config.batch,
+                  config.slots, config.length);
+      for (const Form& form : forms) {
+        timer.use(form);
+        const double alone = timer.alone();
+        std::printf(" %6.2f %4.2f |", alone, timer.bytes() / alone * 1e-6);
+      }
+      std::printf("\n");
     }
-    std::printf("\n");
   }
 }
 
@@ -461,15 +502,14 @@ void time_step(const Config& config, const std::vector<Form>& forms) {
   const int width = hidden + 2 * config.kv_heads * config.dim;
   const Projection before(width, hidden, config.batch, kLayers);
   const Projection after(hidden, hidden, config.batch, kLayers);
-  bf16* k_caches = device_rows(kLayers * call.cache_elements, 4);
-  bf16* v_caches = device_rows(kLayers * call.cache_elements, 5);
+  char* k_caches = call.caches(kLayers, 4);
+  char* v_caches = call.caches(kLayers, 5);
   const int count = width * config.batch / 8;
   const auto layer = [&](int i, cudaStream_t stream, bool with_attend) {
     before.launch(i % kLayers, call.params.out, call.source, call.qkv, count, stream);
-    AttendParams params = call.params;
-    params.k_cache = k_caches + i % kLayers * call.cache_elements;
-    params.v_cache = v_caches + i % kLayers * call.cache_elements;
-    if (with_attend) CHECK(flashrt::attend_bf16(params, stream));
+    call.params.k_cache = k_caches + i % kLayers * call.cache_bytes();
+    call.params.v_cache = v_caches + i % kLayers * call.cache_bytes();
+    if (with_attend) call.attend(stream);
     after.launch(i % kLayers, call.params.out, call.source, call.source, 0, stream);
   };
   const double without =
@@ -484,7 +524,10 @@ void time_step(const Config& config, const std::vector<Form>& forms) {
     std::printf(" %6.2f", with - without);
   }
   std::printf("\n");
-  for (bf16* data : {k_caches, v_caches, before.weights, after.weights}) CHECK(cudaFree(data));
+  for (void* data : {static_cast<void*>(k_caches), static_cast<void*>(v_caches),
+                     static_cast<void*>(before.weights), static_cast<void*>(after.weights)}) {
+    CHECK(cudaFree(data));
+  }
 }
 
 void time_steps() {
@@ -505,6 +548,8 @@ void time_steps() {
     }
   }
   time_step({"Qwen3-8B", 1, 1, 32, 8, 128, 2048, 1500, 0, true, false, 0}, forms);
+  time_step({"Qwen3-8B FP8", 1, 1, 32, 8, 128, 1024, 300, 0, true, false, 0, true}, forms);
+  time_step({"Qwen3-8B FP8", 4, 1, 32, 8, 128, 1024, 300, 0, true, false, 0, true}, forms);
 }
 
 bool check_all() {
@@ -522,6 +567,13 @@ bool check_all() {
            Config{"4 sequences", 4, 1, 32, 8, 128, 1024, 1000, 0, true, false, 0},
            Config{"4 sequences of Llama", 4, 1, 32, 8, 64, 1024, 600, 0, true, false, 0},
            Config{"8 tokens, one key head", 1, 8, 8, 1, 128, 512, 121, 0, true, false, 0},
+           Config{"FP8", 1, 1, 32, 8, 128, 1024, 300, 0, true, false, 0, true},
+           Config{"FP8, 4 sequences", 4, 2, 32, 8, 64, 1024, 600, 0, false, false, 0, true},
+           Config{"FP8, many supers", 1, 1, 32, 8, 128, 16384, 9000, 0, true, false, 0, true},
+           Config{"FP8, dim 80", 1, 1, 32, 32, 80, 512, 400, 0, false, false, 0, true},
+           Config{"FP8, dim 96", 1, 2, 32, 8, 96, 512, 400, 0, false, true, 0, true},
+           Config{"FP8, dim 192", 1, 1, 16, 4, 192, 2048, 1500, 0, false, false, 0, true},
+           Config{"FP8, dim 256", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true, 30, true},
            Config{"window, soft cap, interleaved", 1, 2, 8, 4, 256, 4096, 3000, 1000, false, true,
                   30},
            Config{"dim 80", 1, 1, 32, 32, 80, 512, 400, 0, false, false, 0},

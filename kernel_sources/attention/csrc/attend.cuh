@@ -23,7 +23,7 @@
 
 namespace flashrt {
 
-template <typename T, int D>
+template <typename T, typename C, int D>
 __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     attend_kernel(const __grid_constant__ AttendParams p) {
   launch_dependents();
@@ -41,15 +41,16 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   // blocks that have some wait for inputs, so the grid still completes after the one before it.
   const Work work(p);
   if (work.own >= work.own_end) return;
-  const AttendBlock<T, D> block{p,
-                                work,
-                                p.layout,
-                                shared,
-                                gathered,
-                                static_cast<int>(threadIdx.x % 32),
-                                static_cast<int>(threadIdx.x / 32)};
-  Ring<T, D> ring(p, work, shared);
+  AttendBlock<T, C, D> block{p,
+                             work,
+                             p.layout,
+                             shared,
+                             gathered,
+                             static_cast<int>(threadIdx.x % 32),
+                             static_cast<int>(threadIdx.x / 32)};
+  Ring<C, D> ring(p, work, shared);
   ring.fill(0);
+  block.load_scales();
   block.prepare_places();
   if (work.gathers) cluster_wait();  // all blocks have started
   block.prepare();

@@ -37,6 +37,8 @@ struct AttendParams {
   const void* v;
   void* k_cache;  // [B, G, S, D]
   void* v_cache;
+  const float* k_scale;  // of an FP8 cache: [G], or [1] with a stride of 0; else null
+  const float* v_scale;
   const int* lengths;  // [B]
   const void* cos;     // [P, R] by slot, or [B, T, R]
   const void* sin;
@@ -51,6 +53,7 @@ struct AttendParams {
   int64_t v_cache_strides[3];
   int64_t table_strides[2];  // of B and T; {row stride, 0} of a table by slot
   int table_rows;            // P of a table by slot, else 0
+  int k_scale_stride, v_scale_stride;
   int batch, tokens, heads, kv_heads, slots, dim;
   int window;  // 0 without
   float scaling;
@@ -82,5 +85,8 @@ int64_t attend_workspace_bytes(int batch, int tokens, int heads, int dim, int sl
 
 cudaError_t attend_bf16(const AttendParams& params, cudaStream_t stream);
 cudaError_t attend_fp16(const AttendParams& params, cudaStream_t stream);
+// With an FP8 (e4m3) cache: a cached element is its scale times what is stored.
+cudaError_t attend_bf16_fp8(const AttendParams& params, cudaStream_t stream);
+cudaError_t attend_fp16_fp8(const AttendParams& params, cudaStream_t stream);
 
 }  // namespace flashrt

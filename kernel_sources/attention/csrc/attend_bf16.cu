@@ -9,7 +9,7 @@ int64_t attend_workspace_bytes(int batch, int tokens, int heads, int dim, int sl
 }
 
 cudaError_t attend_bf16(const AttendParams& params, cudaStream_t stream) {
-  return attend_type<__nv_bfloat16>(params, stream);
+  return attend_type<__nv_bfloat16, __nv_bfloat16>(params, stream);
 }
 
 }  // namespace flashrt

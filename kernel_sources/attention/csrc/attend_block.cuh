@@ -19,8 +19,10 @@ __device__ __forceinline__ bool arrive_last(int* counter, int arrivals) {
   return last;
 }
 
-template <typename T, int D>
+template <typename T, typename C, int D>
 struct AttendBlock {
+  using Format = CacheFormat<T, C>;
+  using Weight = typename Format::Weight;
   static constexpr int kGroups = kWarps / kDimBlocks<D> > 0 ? kWarps / kDimBlocks<D> : 1;
 
   const AttendParams& p;
@@ -29,10 +31,21 @@ struct AttendBlock {
   unsigned char* shared;
   ByteBarrier& gathered;
   int lane, warp;
+  float score_scale, key_scale, value_scale;  // a cache without scales has scales of 1
 
   template <typename U>
   __device__ __forceinline__ U* at(int offset) const {
     return reinterpret_cast<U*>(shared + offset);
+  }
+  // Scales of an FP8 cache: part of its history.
+  __device__ __forceinline__ void load_scales() {
+    score_scale = p.scaling;
+    key_scale = value_scale = 1.0f;
+    if constexpr (kIsFp8<C>) {
+      key_scale = p.k_scale[p.k_scale_stride * work.kv_head];
+      score_scale *= key_scale * Format::kScoreFactor;
+      value_scale = p.v_scale[p.v_scale_stride * work.kv_head];
+    }
   }
   // New tokens of this block's rows that have a slot.
   __device__ __forceinline__ int new_slots() const {
@@ -42,8 +55,9 @@ struct AttendBlock {
   __device__ __forceinline__ const unsigned char* row_of(int slot, const unsigned char* ring_slot,
                                                          int new_rows) const {
     const unsigned token = slot - work.length;
-    return token < static_cast<unsigned>(new_slots()) ? shared + new_rows + token * kRowBytes<D>
-                                                      : ring_slot + slot % kSplit * kRowBytes<D>;
+    return token < static_cast<unsigned>(new_slots())
+               ? shared + new_rows + token * kNewRowBytes<D>
+               : ring_slot + slot % kSplit * kCacheRowBytes<C, D>;
   }
 
   // Rows of the tile that threads look up.
@@ -114,30 +128,63 @@ struct AttendBlock {
   __device__ __forceinline__ void prepare_row(Input<N>& input, int index) const {
     const bool has_norm = (input.is_key ? p.k_weight : p.q_weight) != nullptr;
     const float mean = has_norm ? mean_square<T, N>(input.x, input.scope, D, lane) : 0.0f;
-    T* row = at<T>(input.is_key ? layout.new_keys + input.token * kRowBytes<D>
-                                : layout.queries + index * kRowBytes<D>);
+    T* row = at<T>(input.is_key ? layout.new_keys + input.token * kNewRowBytes<D>
+                                : layout.queries + index * kQueryRowBytes<C, D>);
     norm_rotate_row<T, N>(row, input.x, has_norm, mean, input.factors, p.rows, D, lane);
-    if (input.is_key && lane < D / 8) {
-      at<uint4>(layout.new_values + input.token * kRowBytes<D>)[lane] = input.value;
+    const int value_row = layout.new_values + input.token * kNewRowBytes<D>;
+    if constexpr (kIsFp8<C>) {
+      if (input.is_key) {
+        store_new(input, row, value_row);
+      } else if (Format::kQueryFactor != 1.0f) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) input.x[i] *= Format::kQueryFactor;
+        store_row<T, N>(row, input.x, D, lane);
+      }
+    } else if (input.is_key && lane < D / 8) {
+      at<uint4>(value_row)[lane] = input.value;
     }
+  }
+
+  // A new key and value as an FP8 cache stores them. The key lies over its row of T.
+  template <int N>
+  __device__ __forceinline__ void store_new(const Input<N>& input, T* key_row,
+                                            int value_row) const {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < N / 2; ++j) {
+      const int element = 2 * lane + 64 * j;
+      if (element >= D) continue;
+      auto* pair = reinterpret_cast<Fp8*>(key_row) + element;
+      for (int i = 0; i < 2; ++i) {
+        pair[i] = to_fp8(to_float(from_float<T>(input.x[2 * j + i])) / key_scale);
+      }
+    }
+    if (lane >= D / 8) return;
+    float values[8];
+    unpack<T>(input.value, values);
+    Fp8* value = at<Fp8>(value_row) + 8 * lane;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) value[i] = to_fp8(values[i] / value_scale);
   }
 
   // New keys and values to the cache, from the one block that owns a slot and its first query row.
   // They are in shared memory.
   __device__ __forceinline__ void append() const {
-    const int pieces = D / 8, new_rows = new_slots();
+    constexpr int kPieces = D * static_cast<int>(sizeof(C)) / 16;
+    const int new_rows = new_slots();
 #pragma unroll 1
     for (int token = warp; token < new_rows; token += kWarps) {
       const int first_row = token * static_cast<int>(p.group.value) - work.first_row;
       const int64_t slot = work.length + token;
-      if (first_row < 0 || first_row >= kMaxRows || !work.owns(slot) || lane >= pieces) continue;
-      T* key = static_cast<T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
+      if (first_row < 0 || first_row >= kMaxRows || !work.owns(slot) || lane >= kPieces) continue;
+      C* key = static_cast<C*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
                work.kv_head * p.k_cache_strides[1] + slot * p.k_cache_strides[2];
-      T* value = static_cast<T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
+      C* value = static_cast<C*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
                  work.kv_head * p.v_cache_strides[1] + slot * p.v_cache_strides[2];
-      reinterpret_cast<uint4*>(key)[lane] = at<uint4>(layout.new_keys + token * kRowBytes<D>)[lane];
+      reinterpret_cast<uint4*>(key)[lane] =
+          at<uint4>(layout.new_keys + token * kNewRowBytes<D>)[lane];
       reinterpret_cast<uint4*>(value)[lane] =
-          at<uint4>(layout.new_values + token * kRowBytes<D>)[lane];
+          at<uint4>(layout.new_values + token * kNewRowBytes<D>)[lane];
     }
   }
 
@@ -146,17 +193,18 @@ struct AttendBlock {
                                         int buffer) const {
     const int slot0 = split * kSplit + warp * kTile, rows = p.row_tiles * kTileRows;
     KeyTile<D> keys;
-    load_keys<D>(
+    load_keys<T, C, D>(
         keys, row_of(slot0 + operand_row(lane), ring_slot, layout.new_keys) + operand_byte(lane));
     const int column = 2 * (lane % 4);
 #pragma unroll 1
     for (int tile = 0; tile < p.row_tiles; ++tile) {
       const int row0 = tile * kTileRows;
       float scores[4];
-      multiply_keys<T, D>(scores, keys, shared + layout.queries + row0 * kRowBytes<D>, lane);
+      multiply_keys<T, C, D>(scores, keys, shared + layout.queries + row0 * kQueryRowBytes<C, D>,
+                             lane);
       const int2 position = at<int2>(layout.row_position)[(row0 + column) / 2];
-      const Columns columns{{position.x, position.y}, p.window, p.scaling, p.soft_cap};
-      const TileWeights weights = soften<T>(scores, columns, slot0, lane);
+      const Columns columns{{position.x, position.y}, p.window, score_scale, p.soft_cap};
+      const TileWeights weights = soften<Weight>(scores, columns, slot0, lane);
       const int row = buffer * rows + row0 + lane / 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -179,33 +227,33 @@ struct AttendBlock {
   __device__ __forceinline__ void add_values(int split, const unsigned char* ring_slot,
                                              int buffer) const {
     if (kDimBlocks<D> < kWarps && warp >= kDimBlocks<D> * kGroups) return;
-    const int in_tile = lane % 8 + lane / 16 * 8, column = lane / 8 % 2 * 16;
-    const unsigned char* old_row = ring_slot + in_tile * kRowBytes<D> + column;
-    // New tokens are fewer than the slots of a tile: at most one of this lane's rows is new.
-    static_assert(kMaxTokens <= kTile);
-    const int new_tile_slot = work.length - split * kSplit - in_tile + kTile - 1;
-    const int token = kTile - 1 - (new_tile_slot & (kTile - 1));
-    const int new_tile = token < new_slots() ? new_tile_slot >> 4 : -1;
-    const unsigned char* new_row = shared + layout.new_values + token * kRowBytes<D> + column;
+    constexpr int kSlots = kValueSlots<C>;
+    const int slot = value_slot<C>(lane), byte = value_byte<C>(lane);
+    const unsigned char* old_row = ring_slot + slot * kCacheRowBytes<C, D> + byte;
+    // New tokens are fewer than the slots between a lane's rows: at most one of them is new.
+    static_assert(kMaxTokens <= kSlots);
+    const int new_slot = work.length - split * kSplit - slot + kSlots - 1;
+    const int token = kSlots - 1 - (new_slot & (kSlots - 1));
+    const int new_index = token < new_slots() ? new_slot >> (kSlots == 32 ? 5 : 4) : -1;
+    const unsigned char* new_row = shared + layout.new_values + token * kNewRowBytes<D> + byte;
     const int rows = p.row_tiles * kTileRows;
 #pragma unroll 1
     for (int block = warp % kDimBlocks<D>; block < kDimBlocks<D>; block += kWarps) {
       uint32_t values[kWarps][4];
-#pragma unroll
-      for (int tile = 0; tile < kWarps; ++tile) {
+      load_values<C>(values, [&](int i) {
         const unsigned char* row =
-            tile == new_tile ? new_row : old_row + tile * kTile * kRowBytes<D>;
-        load_matrices_transposed(values[tile], row + 32 * block);
-      }
+            i == new_index ? new_row : old_row + i * kSlots * kCacheRowBytes<C, D>;
+        return row + 16 * static_cast<int>(sizeof(C)) * block;
+      });
 #pragma unroll 1
       for (int tile = warp / kDimBlocks<D>; tile < p.row_tiles; tile += kGroups) {
         const int row0 = buffer * rows + tile * kTileRows, row = row0 + lane / 4;
         SplitWeights weights;
-        load_split_weights<T>(weights, at<float>(layout.tile_e) + row * kWarps,
-                              at<float>(layout.tile_l) + row * kWarps,
-                              shared + layout.weights + row0 * kWeightRowBytes, lane);
+        load_split_weights<Weight>(weights, at<float>(layout.tile_e) + row * kWarps,
+                                   at<float>(layout.tile_l) + row * kWarps,
+                                   shared + layout.weights + row0 * kWeightRowBytes, lane);
         float o[4];
-        multiply_values<T>(o, values, weights);
+        multiply_values<Weight>(o, values, weights);
         merge_up(split, block, tile, weights.e, weights.l, o);
       }
       if (kDimBlocks<D> <= kWarps) break;
@@ -299,19 +347,23 @@ struct AttendBlock {
     if (has_el) reinterpret_cast<float2*>(p.partial_el)[part + out_rows[row0 + lane / 4]] = el;
   }
 
-  // Pair `pair` of a row, elements r and r + 8 of its 16, to `out`; the lane `distance` away has
-  // the neighbouring pair. All lanes call.
+  // Pair `pair` of a row (first_of_pair) to `out`; the lane `distance` away has the neighbouring
+  // pair. All lanes call.
   __device__ __forceinline__ void write_pair(int row, int pair, float2 o, float l,
                                              int distance) const {
-    const float inverse = l == 0.0f ? 0.0f : __fdividef(1.0f, l);
-    const bool odd = pair % 2 == 1;
-    const float own = (odd ? o.y : o.x) * inverse;
-    const float other = __shfl_xor_sync(0xffffffffu, (odd ? o.x : o.y) * inverse, distance);
+    const float inverse = l == 0.0f ? 0.0f : __fdividef(value_scale, l);
+    float2 two = make_float2(o.x * inverse, o.y * inverse);
+    int element = first_of_pair<C>(pair);
+    if constexpr (!kIsFp8<C>) {  // elements 8 apart: swap one with the neighbour
+      const bool odd = pair % 2 == 1;
+      const float other = __shfl_xor_sync(0xffffffffu, odd ? two.x : two.y, distance);
+      two = odd ? make_float2(other, two.y) : make_float2(two.x, other);
+      element += odd ? 7 : 0;
+    }
     if (row >= work.rows) return;
-    const int element = pair / 8 * 16 + (odd ? 8 : 0) + pair % 8 / 2 * 2;
     store_pair<T>(
         static_cast<T*>(p.out) + static_cast<int64_t>(at<int>(layout.row_out)[row]) * D + element,
-        odd ? other : own, odd ? own : other);
+        two.x, two.y);
   }
 
   // Every pair of elements, once over the block's threads, from `merged(row, pair)`.

@@ -3,7 +3,7 @@
 namespace flashrt {
 
 cudaError_t attend_fp16(const AttendParams& params, cudaStream_t stream) {
-  return attend_type<__half>(params, stream);
+  return attend_type<__half, __half>(params, stream);
 }
 
 }  // namespace flashrt

@@ -60,7 +60,7 @@ struct DeviceLimits {
 };
 
 // How attend's blocks are laid out, for one kind of launch.
-template <int D>
+template <typename C, int D>
 struct Plan {
   int unit, units;  // blocks of a cluster, or 1; units per key head and row tile
   int ring_slots, levels, shared_bytes;
@@ -85,7 +85,7 @@ struct Plan {
             : std::min(device.block_shared, device.multiprocessor_shared / 2 - kReservedShared);
     ring_slots = std::min(p.max_ring, 2 * (splits <= blocks ? 1 : std::min(splits, 2 * step)));
     do {
-      layout = SharedLayout<D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0);
+      layout = SharedLayout<C, D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0);
       shared_bytes = layout.total;
     } while (shared_bytes + kStaticShared > (ring_slots > 2 ? limit : device.block_shared) &&
              --ring_slots > 0);
@@ -93,13 +93,13 @@ struct Plan {
   }
 };
 
-template <typename T, int D>
+template <typename T, typename C, int D>
 cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   DeviceLimits device{};
   cudaError_t error = device.read();
   if (error != cudaSuccess) return error;
   cudaFuncAttributes function{};
-  error = cudaFuncGetAttributes(&function, attend_kernel<T, D>);
+  error = cudaFuncGetAttributes(&function, attend_kernel<T, C, D>);
   if (error != cudaSuccess) return error;
 
   const int group = params.heads / params.kv_heads;
@@ -116,8 +116,8 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
       D <= 128 ? params.max_crowd * device.multiprocessors : device.multiprocessors / 2;
   const int cluster = choose_cluster(most_splits(params.slots, params.window, params.tokens), lanes,
                                      places, has_clusters ? params.max_cluster : 1);
-  Plan<D> plan(device, params, params.row_tiles, lanes, cluster);
-  if (!plan.fits && cluster > 1) plan = Plan<D>(device, params, params.row_tiles, lanes, 1);
+  Plan<C, D> plan(device, params, params.row_tiles, lanes, cluster);
+  if (!plan.fits && cluster > 1) plan = Plan<C, D>(device, params, params.row_tiles, lanes, 1);
   if (!plan.fits) return cudaErrorInvalidValue;
   params.use_clusters = plan.unit > 1;
   params.ring_slots = plan.ring_slots;
@@ -138,30 +138,30 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   if (params.window == 0) params.window = std::numeric_limits<int>::max();
   if (params.soft_cap == 0.0f) params.scaling *= 1.4426950408889634f;  // scores in units of log2
   if (plan.shared_bytes + kStaticShared > kMaxSharedWithoutOptIn) {
-    error = cudaFuncSetAttribute(attend_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 plan.shared_bytes);
+    error = cudaFuncSetAttribute(attend_kernel<T, C, D>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared_bytes);
     if (error != cudaSuccess) return error;
   }
   const dim3 grid(plan.unit, params.kv_heads, params.batch * tiles * plan.units);
-  return launch_attend(attend_kernel<T, D>, params, grid, plan.unit, plan.shared_bytes,
+  return launch_attend(attend_kernel<T, C, D>, params, grid, plan.unit, plan.shared_bytes,
                        device.major >= 9, stream);
 }
 
-template <typename T>
+template <typename T, typename C>
 cudaError_t attend_type(const AttendParams& params, cudaStream_t stream) {
   switch (params.dim) {
     case 64:
-      return attend_dim<T, 64>(params, stream);
+      return attend_dim<T, C, 64>(params, stream);
     case 80:
-      return attend_dim<T, 80>(params, stream);
+      return attend_dim<T, C, 80>(params, stream);
     case 96:
-      return attend_dim<T, 96>(params, stream);
+      return attend_dim<T, C, 96>(params, stream);
     case 128:
-      return attend_dim<T, 128>(params, stream);
+      return attend_dim<T, C, 128>(params, stream);
     case 192:
-      return attend_dim<T, 192>(params, stream);
+      return attend_dim<T, C, 192>(params, stream);
     case 256:
-      return attend_dim<T, 256>(params, stream);
+      return attend_dim<T, C, 256>(params, stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -10,10 +10,10 @@
 
 namespace flashrt {
 
-template <typename T, int D>
+template <typename C, int D>
 class Ring {
  public:
-  static constexpr int kSlotBytes = SharedLayout<D>::kSlotBytes;
+  static constexpr int kSlotBytes = SharedLayout<C, D>::kSlotBytes;
 
   __device__ __forceinline__ Ring(const AttendParams& p, const Work& work, unsigned char* memory)
       : memory_(memory),
@@ -22,9 +22,9 @@ class Ring {
         split_(work.own),
         first_(work.begin),
         last_(work.length - 1) {
-    keys_ = static_cast<const T*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
+    keys_ = static_cast<const C*>(p.k_cache) + work.sequence * p.k_cache_strides[0] +
             work.kv_head * p.k_cache_strides[1];
-    values_ = static_cast<const T*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
+    values_ = static_cast<const C*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
               work.kv_head * p.v_cache_strides[1];
     key_stride_ = p.k_cache_strides[2];
     value_stride_ = p.v_cache_strides[2];
@@ -53,23 +53,23 @@ class Ring {
   }
 
  private:
-  __device__ __forceinline__ void copy_rows(const T* rows, int64_t stride, int split) const {
-    constexpr int kPieces = D / 8;  // of 16 bytes
+  __device__ __forceinline__ void copy_rows(const C* rows, int64_t stride, int split) const {
+    constexpr int kPiece = 16 / sizeof(C), kPieces = D / kPiece;
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * kTile;
-    unsigned char* target = memory_ + write_ * kSlotBytes + row0 * kRowBytes<D>;
+    unsigned char* target = memory_ + write_ * kSlotBytes + row0 * kCacheRowBytes<C, D>;
 #pragma unroll
-    for (int i = 0; i < kTile * kPieces / 32; ++i) {
-      const int row = (lane + 32 * i) / kPieces, piece = (lane + 32 * i) % kPieces;
+    for (int i = lane; i < kTile * kPieces; i += 32) {
+      const int row = i / kPieces, piece = i % kPieces;
       const int slot = split * kSplit + row0 + row;
       const bool is_history = slot >= first_ && slot <= last_;
-      const T* source = rows + (is_history ? slot : 0) * stride + 8 * piece;
-      copy_async(target + row * kRowBytes<D> + 16 * piece, source, is_history ? 16 : 0);
+      const C* source = rows + (is_history ? slot : 0) * stride + kPiece * piece;
+      copy_async(target + row * kCacheRowBytes<C, D> + 16 * piece, source, is_history ? 16 : 0);
     }
   }
 
   unsigned char* memory_;
-  const T* keys_;
-  const T* values_;
+  const C* keys_;
+  const C* values_;
   int64_t key_stride_, value_stride_;
   int slots_, items_, split_;
   int first_, last_;          // slots of the cache that are read

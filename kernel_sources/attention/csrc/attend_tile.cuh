@@ -4,14 +4,15 @@
 //   output  16 elements of the values of 128 slots against the weights of 8 query rows
 //
 // so that a query row is a column of either product and its bits do not depend on other rows.
-// Rows of keys, values and queries lie in shared memory, 16 bytes more than their length apart, so
-// that 8 rows' 16-byte pieces fall into different banks.
+// With an FP8 cache, the four elements that a lane gets of a 16-byte piece are columns 2c and 2c +
+// 1 and 2c + 8 and 2c + 9 of one product, in the order of `widen`; elements of the values alike are
+// rows r and r + 8.
 #pragma once
 
 #include <cmath>
 
+#include "attend_cache.cuh"
 #include "attend_merge.cuh"
-#include "common/vec.cuh"
 
 namespace flashrt {
 
@@ -20,9 +21,6 @@ constexpr int kTileRows = 8;  // query rows of a product
 constexpr int kWarps = 8;
 constexpr int kSplit = kTile * kWarps;
 
-// Bytes from row to row.
-template <int D>
-constexpr int kRowBytes = 2 * D + 16;
 constexpr int kWeightRowBytes = 2 * kSplit + 16;
 
 template <int D>
@@ -35,25 +33,49 @@ __device__ __forceinline__ int operand_row(int lane) { return lane % 16; }
 __device__ __forceinline__ int operand_byte(int lane) { return lane / 16 * 16; }
 
 // `row`: the lane's of 16 slots, by operand_row and operand_byte.
-template <int D>
+template <typename T, typename C, int D>
 __device__ __forceinline__ void load_keys(KeyTile<D>& keys, const unsigned char* row) {
+  if constexpr (!kIsFp8<C>) {
 #pragma unroll
-  for (int step = 0; step < D / 16; ++step) load_matrices(keys.words[step], row + 32 * step);
+    for (int step = 0; step < D / 16; ++step) load_matrices(keys.words[step], row + 32 * step);
+  } else {
+#pragma unroll
+    for (int step = 0; step < D / 16; step += 2) {
+      uint32_t fours[4];  // of an odd last step, half is not used
+      load_matrices(fours, row + 16 * step);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (step + i / 2 >= D / 16) continue;
+        auto& words = keys.words[step + i / 2];
+        widen<T>(words[i % 2], words[i % 2 + 2], fours[i]);
+      }
+    }
+  }
 }
 
 // scores[0..3] = q . k of {slot r, rows 2c, 2c+1}, {slot r + 8, the same rows} for lane (r, c) =
 // (lane / 4, lane % 4). `queries` is the first of 8 rows.
-template <typename T, int D>
+template <typename T, typename C, int D>
 __device__ __forceinline__ void multiply_keys(float (&scores)[4], const KeyTile<D>& keys,
                                               const unsigned char* queries, int lane) {
-  const unsigned char* row = queries + lane % 8 * kRowBytes<D> + lane / 8 * 16;
+  const unsigned char* row = kIsFp8<C> ? queries + lane / 4 * kQueryRowBytes<C, D> + lane % 4 * 8
+                                       : queries + lane % 8 * kQueryRowBytes<C, D> + lane / 8 * 16;
   float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) scores[i] = 0.0f;
 #pragma unroll
   for (int step = 0; step < D / 16; step += 2) {
     uint32_t q[4];  // of an odd last step, half is not used
-    load_matrices(q, row + 32 * step);
+    if constexpr (kIsFp8<C>) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint2 four = *reinterpret_cast<const uint2*>(row + 32 * (step + i));
+        q[2 * i] = __byte_perm(four.x, four.y, 0x5410);
+        q[2 * i + 1] = __byte_perm(four.x, four.y, 0x7632);
+      }
+    } else {
+      load_matrices(q, row + 32 * step);
+    }
     const auto& k = keys.words[step];
     mma_16x8x16<T>(scores, k[0], k[1], k[2], k[3], q[0], q[1]);
     if (step + 1 < D / 16) {
@@ -168,6 +190,45 @@ __device__ __forceinline__ void load_split_weights(SplitWeights& split, const fl
     split.words[tile][0] = scale_pair<T>(split.words[tile][0], power);
     split.words[tile][1] = scale_pair<T>(split.words[tile][1], power);
   }
+}
+
+// Where a lane's rows of the values start: slots kValueSlots apart, and byte of a block's first
+// one.
+template <typename C>
+constexpr int kValueSlots = kIsFp8<C> ? 32 : 16;
+template <typename C>
+__device__ __forceinline__ int value_slot(int lane) {
+  return kIsFp8<C> ? lane : lane % 8 + lane / 16 * 8;
+}
+template <typename C>
+__device__ __forceinline__ int value_byte(int lane) {
+  return kIsFp8<C> ? 0 : lane / 8 % 2 * 16;
+}
+
+// Transposed operands for one product each, of 16 elements of the values of a split. `row(i)` is
+// the lane's row i.
+template <typename C, typename Row>
+__device__ __forceinline__ void load_values(uint32_t (&values)[kWarps][4], Row row) {
+#pragma unroll
+  for (int i = 0; i < kSplit / kValueSlots<C>; ++i) {
+    if constexpr (!kIsFp8<C>) {
+      load_matrices_transposed(values[i], row(i));
+    } else {
+      uint32_t fours[4];
+      load_matrices_transposed(fours, row(i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        auto& words = values[2 * i + j / 2];
+        widen<__half>(words[j % 2 * 2], words[j % 2 * 2 + 1], fours[j]);
+      }
+    }
+  }
+}
+
+// Elements of `pair`, of the 8 of a block: as products leave them, in rows r and r + 8.
+template <typename C>
+__device__ __forceinline__ int first_of_pair(int pair) {
+  return kIsFp8<C> ? 2 * pair : pair / 8 * 16 + pair % 8;
 }
 
 // o[0..3] = {element r, rows 2c, 2c+1}, {element r + 8, the same rows}, of 16 elements of the

@@ -30,9 +30,9 @@ constexpr int kSumBytes = 32 * 16;
 
 // Shared memory of a block, in bytes from its start. Slots of the ring hold the keys or the values
 // of a split.
-template <int D>
+template <typename C, int D>
 struct SharedLayout : SharedOffsets {
-  static constexpr int kSlotBytes = kSplit * kRowBytes<D>;
+  static constexpr int kSlotBytes = kSplit * kCacheRowBytes<C, D>;
 
   // `gather_rows`: rows of a block, 0 without clusters.
   SharedLayout(int ring_slots, int levels, int row_tiles, int tokens, int gather_rows) {
@@ -43,9 +43,9 @@ struct SharedLayout : SharedOffsets {
     gather_el = sums_end;
     gather_o = gather_el + kFanIn * gather_rows * 8;
     queries = gather_o + kFanIn * gather_rows * D * 4;
-    new_keys = queries + rows * kRowBytes<D>;
-    new_values = new_keys + tokens * kRowBytes<D>;
-    weights = new_values + tokens * kRowBytes<D>;
+    new_keys = queries + rows * kQueryRowBytes<C, D>;
+    new_values = new_keys + tokens * kNewRowBytes<D>;
+    weights = new_values + tokens * kNewRowBytes<D>;
     tile_e = weights + 2 * rows * kWeightRowBytes;
     tile_l = tile_e + 2 * rows * kWarps * 4;
     row_out = tile_l + 2 * rows * kWarps * 4;

@@ -99,8 +99,11 @@ __device__ __forceinline__ void wait_copies(int pending) {
     case 3:
       asm volatile("cp.async.wait_group 3;" ::: "memory");
       break;
-    default:
+    case 4:
       asm volatile("cp.async.wait_group 4;" ::: "memory");
+      break;
+    default:
+      asm volatile("cp.async.wait_group 5;" ::: "memory");
   }
 }
 

@@ -27,6 +27,7 @@ class Case:
     zero_centered: bool = False
     window: int | None = None
     soft_cap: float | None = None
+    scales: str | None = None  # of an FP8 cache: "head" or "one"
     seed: int = 0
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ def inputs(case: Case, dtype: torch.dtype, device: str = "cpu") -> dict[str, obj
             oldest = 0 if case.window is None else max(0, length - case.window + 1)
             arguments[name][b, :, :oldest] = float("nan")
             arguments[name][b, :, length:] = float("nan")
-    arguments |= _tables(case, dtype) | _norms(case, dtype)
+    arguments |= _tables(case, dtype) | _norms(case, dtype) | _scales(case, arguments)
     return {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in arguments.items()
@@ -107,6 +108,26 @@ def _norms(case: Case, dtype: torch.dtype) -> dict[str, object]:
     return weights | settings
 
 
+def _scales(case: Case, arguments: dict[str, object]) -> dict[str, object]:
+    """Scales that differ by head, and the caches in FP8; large values saturate."""
+    if case.scales is None:
+        return {}
+    changed: dict[str, object] = {}
+    for name, largest in (("k", 2.0), ("v", 3.0)):
+        heads = torch.arange(case.kv_heads if case.scales == "head" else 1)
+        scale = (largest + 0.7 * heads) / 448
+        cache = arguments[f"{name}_cache"].float() / scale[:, None, None]
+        changed[f"{name}_scale"] = scale
+        changed[f"{name}_cache"] = cache.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return changed
+
+
+def stored(arguments: dict[str, object], name: str, to: torch.dtype) -> torch.Tensor:
+    """What the cache ``k_cache`` or ``v_cache`` stands for."""
+    cache, scale = arguments[name].to(to), arguments.get(f"{name[0]}_scale")
+    return cache if scale is None else cache * scale.to(to)[:, None, None]
+
+
 def norm_and_rotate(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -143,23 +164,27 @@ def norm_and_rotate(
 
 
 def naive(arguments: dict[str, object], to: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out [B, T, H, D], new keys [B, T, G, D])``, every step in ``to``, token by token."""
+    """``(out [B, T, H, D], new keys [B, T, G, D])``, every step in ``to``, token by token.
+
+    FP8 caches are those after the call: new rows are read from them, as the cache rounds them.
+    """
     a = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
     q, k, v = a["q"], a["k"], a["v"]
     batch, tokens, heads, _ = q.shape
-    group = heads // k.shape[2]
+    group, is_fp8 = heads // k.shape[2], a.get("k_scale") is not None
+    k_cache, v_cache = stored(a, "k_cache", to), stored(a, "v_cache", to)
     out, new_keys = torch.zeros(q.shape, dtype=to), torch.zeros(k.shape, dtype=to)
     for b in range(batch):
         length = int(a["lengths"][b])
-        keys = list(a["k_cache"][b, :, :length].to(to).unbind(1))
-        values = list(a["v_cache"][b, :, :length].to(to).unbind(1))
+        keys = list(k_cache[b, :, :length].unbind(1))
+        values = list(v_cache[b, :, :length].unbind(1))
         for t in range(tokens):
             position, at = length + t, (b if a.get("cos") is None else min(b, batch - 1), t)
             turned = norm_and_rotate(k[b, t], a.get("k_norm_weight"), a, position, at, to)
             query = norm_and_rotate(q[b, t], a.get("q_norm_weight"), a, position, at, to)
             new_keys[b, t] = turned
-            keys.append(turned)
-            values.append(v[b, t].to(to))
+            keys.append(k_cache[b, :, position] if is_fp8 else turned)
+            values.append(v_cache[b, :, position] if is_fp8 else v[b, t].to(to))
             oldest = 0 if a["window"] is None else max(0, position - a["window"] + 1)
             for head in range(heads):
                 seen_keys = torch.stack([row[head // group] for row in keys[oldest:]])

@@ -23,13 +23,14 @@ def test_opcheck(attention, device):
     caches = (a["k_cache"], a["v_cache"])
     torch.library.opcheck(
         ops.attend,
-        (a["q"], a["k"], a["v"], *caches, a["lengths"], *tables, scratch, out, *norm, *scores),
-    )
+        (a["q"], a["k"], a["v"], *caches, a["lengths"], None, None, *tables, scratch, out, *norm,
+         *scores),
+    )  # fmt: skip
     per_token = (a["cos"][:2].expand(2, 2, 64).contiguous(),) * 2
     torch.library.opcheck(
         ops.norm_rope, (a["q"], a["k"], *per_token, None, None, *norm, out, k_out)
     )
-    torch.library.opcheck(ops.append, (a["k"], a["v"], *caches, a["lengths"]))
+    torch.library.opcheck(ops.append, (a["k"], a["v"], *caches, a["lengths"], None, None))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

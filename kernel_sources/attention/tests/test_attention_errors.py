@@ -10,6 +10,10 @@ from _common.tolerance import assert_bitwise
 CASE = cases.Case(lengths=(9, 3), tokens=2, norm="head")
 
 
+def fp8(cache):
+    return cache.to(torch.float8_e4m3fn)
+
+
 def raises(message, error=ValueError):
     return pytest.raises(error, match="^" + re.escape(message))
 
@@ -46,6 +50,23 @@ def transposed(x):
          "v_cache must have shape (2, 2, 192, 64), got (2, 2, 191, 64)"),
         (dict(k_cache=lambda x: x.float()), "k_cache must be bfloat16, got float32"),
         (dict(k_cache=lambda x: x.to("meta")), "k_cache must be on cpu, got meta"),
+        (dict(k_cache=fp8), "v_cache must be float8_e4m3fn, got bfloat16"),
+        (dict(v_cache=fp8), "v_cache must be bfloat16, got float8_e4m3fn"),
+        (dict(k_cache=fp8, v_cache=fp8),
+         "k_scale must be [2] or [1] float32 for a float8_e4m3fn cache, got None"),
+        (dict(k_cache=fp8, v_cache=fp8, k_scale=torch.ones(2)),
+         "v_scale must be [2] or [1] float32 for a float8_e4m3fn cache, got None"),
+        (dict(k_cache=fp8, v_cache=fp8, k_scale=torch.ones(3)),
+         "k_scale must have shape (2,) or (1,), got (3,)"),
+        (dict(k_cache=fp8, v_cache=fp8, k_scale=torch.ones(1, dtype=torch.float64)),
+         "k_scale must be float32, got float64"),
+        (dict(k_cache=fp8, v_cache=fp8, k_scale=torch.ones(1, device="meta")),
+         "k_scale must be on cpu, got meta"),
+        (dict(k_cache=fp8, v_cache=fp8, k_scale=torch.ones(4)[::2]),
+         "k_scale must be contiguous, got strides (2,)"),
+        (dict(k_scale=torch.ones(1)),
+         "k_scale must be None, for only a float8_e4m3fn cache has scales, "
+         "got a tensor and a bfloat16 cache"),
         (dict(k_cache=lambda x: x[:, :1].expand(2, 2, 192, 64)),
          "k_cache must not be expanded, got strides (24576, 0, 64, 1)"),
         (dict(k_cache=lambda x: x[:, :, :0], v_cache=lambda x: x[:, :, :0]),
@@ -108,6 +129,8 @@ def test_attend(attention, changes, message):
         attention.attend(**arguments)
     for name, cache in before.items():
         if cache.device.type != "meta":
+            if cache.dtype == torch.float8_e4m3fn:
+                cache, arguments[name] = cache.view(torch.uint8), arguments[name].view(torch.uint8)
             assert_bitwise(arguments[name], cache)
 
 

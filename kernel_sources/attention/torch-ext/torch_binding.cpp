@@ -19,7 +19,7 @@ constexpr int64_t kVectorBytes = 16;
 
 // Whether every row starts on a multiple of `bytes`.
 bool rows_aligned(const Tensor& tensor, int64_t bytes) {
-  const int64_t size = element_bytes(element_type(tensor, "attention"));
+  const int64_t size = static_cast<int64_t>(tensor.element_size());
   bool aligned = reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes == 0;
   for (int dim = 0; dim < tensor.dim() - 1; ++dim) {
     aligned = aligned && (tensor.size(dim) == 1 || tensor.stride(dim) * size % bytes == 0);
@@ -62,6 +62,17 @@ void check_cache(const Tensor& cache, const char* name) {
                   " must have rows on 16-byte boundaries, got one that starts elsewhere");
 }
 
+bool is_fp8(const Tensor& cache) { return cache.scalar_type() == ScalarType::Float8_e4m3fn; }
+
+// Scales of an FP8 cache, one for all key heads or one for each.
+template <typename Params>
+void set_scales(const MaybeTensor& k_scale, const MaybeTensor& v_scale, Params& params) {
+  params.k_scale = static_cast<const float*>(pointer_or_null(k_scale));
+  params.v_scale = static_cast<const float*>(pointer_or_null(v_scale));
+  params.k_scale_stride = k_scale.has_value() && k_scale->size(0) > 1 ? 1 : 0;
+  params.v_scale_stride = v_scale.has_value() && v_scale->size(0) > 1 ? 1 : 0;
+}
+
 RowSettings row_settings(const Tensor& q, const MaybeTensor& cos, double eps, bool zero_centered,
                          bool over_all, bool interleaved) {
   RowSettings rows{};
@@ -75,7 +86,8 @@ RowSettings row_settings(const Tensor& q, const MaybeTensor& cos, double eps, bo
 }
 
 void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Tensor k_cache,
-            Tensor v_cache, const Tensor lengths, const MaybeTensor cos, const MaybeTensor sin,
+            Tensor v_cache, const Tensor lengths, const MaybeTensor k_scale,
+            const MaybeTensor v_scale, const MaybeTensor cos, const MaybeTensor sin,
             const MaybeTensor q_weight, const MaybeTensor k_weight, Tensor workspace, Tensor out,
             double norm_eps, bool norm_zero_centered, bool norm_over_all, bool interleaved,
             double scaling, int64_t window, double soft_cap, bool history_static) {
@@ -94,6 +106,7 @@ void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Te
   params.k_cache = k_cache.data_ptr();
   params.v_cache = v_cache.data_ptr();
   params.lengths = static_cast<const int*>(lengths.data_ptr());
+  set_scales(k_scale, v_scale, params);
   params.cos = pointer_or_null(cos);
   params.sin = pointer_or_null(sin);
   params.q_weight = pointer_or_null(q_weight);
@@ -127,8 +140,10 @@ void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Te
   params.max_crowd = kMostCrowd;
   params.max_ring = kMostRingSlots;
   params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
-  const bool bf16 = q.scalar_type() == ScalarType::BFloat16;
-  check_launch((bf16 ? attend_bf16 : attend_fp16)(params, current_stream(q)), "attend");
+  const bool bf16 = q.scalar_type() == ScalarType::BFloat16, fp8 = is_fp8(k_cache);
+  const auto launcher =
+      bf16 ? (fp8 ? attend_bf16_fp8 : attend_bf16) : (fp8 ? attend_fp16_fp8 : attend_fp16);
+  check_launch(launcher(params, current_stream(q)), "attend");
   result.finish();
 }
 
@@ -166,7 +181,7 @@ void norm_rope_out(const Tensor q_given, const Tensor k_given, const MaybeTensor
 }
 
 void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
-                const Tensor lengths) {
+                const Tensor lengths, const MaybeTensor k_scale, const MaybeTensor v_scale) {
   const DeviceGuard guard(k.get_device_index());
   AppendParams params{};
   params.k = k.data_ptr();
@@ -174,6 +189,7 @@ void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
   params.k_cache = k_cache.data_ptr();
   params.v_cache = v_cache.data_ptr();
   params.lengths = static_cast<const int*>(lengths.data_ptr());
+  set_scales(k_scale, v_scale, params);
   leading_strides(k, params.k_strides);
   leading_strides(v, params.v_strides);
   leading_strides(k_cache, params.k_cache_strides);
@@ -183,7 +199,12 @@ void append_out(const Tensor k, const Tensor v, Tensor k_cache, Tensor v_cache,
   params.kv_heads = static_cast<int>(k.size(2));
   params.slots = static_cast<int>(k_cache.size(2));
   params.dim = static_cast<int>(k.size(3));
-  const int bytes = static_cast<int>(element_bytes(element_type(k, "append")));
+  const ElementType type = element_type(k, "append");
+  if (is_fp8(k_cache)) {
+    check_launch(append_fp8(params, type, current_stream(k)), "append");
+    return;
+  }
+  const int bytes = static_cast<int>(element_bytes(type));
   bool vectors = params.dim * bytes % kVectorBytes == 0;
   for (const Tensor& tensor :
        {k, v, static_cast<const Tensor&>(k_cache), static_cast<const Tensor&>(v_cache)}) {

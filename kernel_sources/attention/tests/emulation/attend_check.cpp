@@ -35,7 +35,21 @@ std::vector<T> random_rows(size_t count, float spread = 1.0f, float centre = 0.0
   return values;
 }
 
-template <typename T, int D>
+float stored(__nv_bfloat16 value) { return to_float(value); }
+float stored(__half value) { return to_float(value); }
+float stored(Fp8 value) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(value.bits, __NV_E4M3)));
+}
+template <typename C>
+C to_stored(float value) {
+  if constexpr (kIsFp8<C>) {
+    return to_fp8(value);
+  } else {
+    return from_float<C>(value);
+  }
+}
+
+template <typename T, int D, typename C = T>
 class Check {
  public:
   explicit Check(const Case& c) : c_(c), group_(c.heads / c.kv_heads) {
@@ -43,8 +57,8 @@ class Check {
     q_ = random_rows<T>(tokens * c.heads * D);
     k_ = random_rows<T>(tokens * c.kv_heads * D);
     v_ = random_rows<T>(tokens * c.kv_heads * D);
-    k_before_ = random_rows<T>(static_cast<size_t>(c.batch) * c.kv_heads * c.slots * D);
-    v_before_ = random_rows<T>(k_before_.size());
+    k_before_ = random_cache(k_scale_, 0.003f);
+    v_before_ = random_cache(v_scale_, 0.02f);
     q_weight_ = random_rows<T>(c.heads * D, 0.3f, 1.0f);
     k_weight_ = random_rows<T>(c.kv_heads * D, 0.3f, 1.0f);
     out_.resize(q_.size());
@@ -86,6 +100,20 @@ class Check {
     return ((static_cast<size_t>(b) * c_.kv_heads + g) * c_.slots + slot) * D;
   }
 
+  // Random rows, and scales per key head that are 1 without FP8.
+  std::vector<C> random_cache(std::vector<float>& scales, float scale) {
+    std::vector<C> cache;
+    for (int g = 0; g < c_.kv_heads; ++g) scales.push_back(kIsFp8<C> ? scale * (1 + g) : 1.0f);
+    for (int b = 0; b < c_.batch; ++b) {
+      for (int g = 0; g < c_.kv_heads; ++g) {
+        for (int i = 0; i < c_.slots * D; ++i) {
+          cache.push_back(to_stored<C>(random_value() / scales[g]));
+        }
+      }
+    }
+    return cache;
+  }
+
   void make_tables() {
     const int width = c_.rotary_dim;
     for (int slot = 0; slot < c_.slots; ++slot) {
@@ -107,7 +135,7 @@ class Check {
         if (slot >= oldest && slot < length) continue;
         for (int i = 0; i < D; ++i) {
           const size_t at = cache_at(b, row / c_.slots, slot) + i;
-          k_before_[at] = v_before_[at] = from_float<T>(NAN);
+          k_before_[at] = v_before_[at] = to_stored<C>(NAN);
         }
       }
     }
@@ -117,6 +145,8 @@ class Check {
     AttendParams& p = params_;
     p.q = q_.data(), p.k = k_.data(), p.v = v_.data();
     p.lengths = c_.lengths.data();
+    p.k_scale = k_scale_.data(), p.v_scale = v_scale_.data();
+    p.k_scale_stride = p.v_scale_stride = 1;
     p.cos = cos_.data(), p.sin = sin_.data();
     p.q_weight = c_.norm ? q_weight_.data() : nullptr;
     p.k_weight = c_.norm ? k_weight_.data() : nullptr;
@@ -172,13 +202,13 @@ class Check {
     const int gather_rows = clusters ? std::min(c_.tokens * group_, kMaxRows) : 0;
     params_.levels =
         levels_of(most_splits(c_.slots, c_.window, c_.tokens), blocks, clusters, c_.window > 0);
-    params_.layout = SharedLayout<D>(params_.ring_slots, params_.levels, params_.row_tiles,
-                                     c_.tokens, gather_rows);
+    params_.layout = SharedLayout<C, D>(params_.ring_slots, params_.levels, params_.row_tiles,
+                                        c_.tokens, gather_rows);
     const int bytes = params_.layout.total;
     const int lanes = c_.batch * tiles_;
     emulate::run(
         dim3(unit, c_.kv_heads, lanes * (blocks / unit)), kThreads, unit, bytes,
-        [&] { attend_kernel<T, D>(params_); }, seed);
+        [&] { attend_kernel<T, C, D>(params_); }, seed);
   }
 
   // Row `head` of `heads` rows at `token`, normed and rotated.
@@ -209,7 +239,7 @@ class Check {
   }
 
   bool cache_is_right() const {
-    const size_t row_bytes = D * sizeof(T);
+    const size_t row_bytes = D * sizeof(C);
     for (int b = 0; b < c_.batch; ++b) {
       for (int row = 0; row < c_.kv_heads * c_.slots; ++row) {
         const int g = row / c_.slots, slot = row % c_.slots, t = slot - c_.lengths[b];
@@ -222,11 +252,15 @@ class Check {
           continue;
         }
         const size_t token = static_cast<size_t>(b * c_.tokens + t) * c_.kv_heads * D;
-        if (std::memcmp(&v_cache_[at], &v_[token + g * D], row_bytes) != 0) return false;
         const auto key = prepared(&k_[token], c_.kv_heads, g, k_weight_.data(), slot);
         for (int i = 0; i < D; ++i) {
-          const double error = std::fabs(key[i] - to_float(k_cache_[at + i]));
-          if (!(error <= 0.01 * (std::fabs(key[i]) + 0.1))) return false;
+          const C value = to_stored<C>(to_float(v_[token + g * D + i]) / v_scale_[g]);
+          if (std::memcmp(&v_cache_[at + i], &value, sizeof(C)) != 0) return false;
+          const double largest = 448.0 * k_scale_[g];
+          const double wanted =
+              kIsFp8<C> ? std::clamp(static_cast<double>(key[i]), -largest, largest) : key[i];
+          const double error = std::fabs(wanted - k_scale_[g] * stored(k_cache_[at + i]));
+          if (!(error <= (kIsFp8<C> ? 0.07 : 0.01) * (std::fabs(wanted) + 0.1))) return false;
         }
       }
     }
@@ -246,12 +280,12 @@ class Check {
            ++slot) {
         const size_t at = cache_at(b, g, slot);
         double score = 0;
-        for (int i = 0; i < D; ++i) score += query[i] * to_float(k_cache_[at + i]);
+        for (int i = 0; i < D; ++i) score += query[i] * k_scale_[g] * stored(k_cache_[at + i]);
         score *= scaling();
         if (c_.soft_cap > 0) score = c_.soft_cap * std::tanh(score / c_.soft_cap);
         const double weight = std::exp(score);
         sum += weight;
-        for (int i = 0; i < D; ++i) o[i] += weight * to_float(v_cache_[at + i]);
+        for (int i = 0; i < D; ++i) o[i] += weight * v_scale_[g] * stored(v_cache_[at + i]);
       }
       for (int i = 0; i < D; ++i) {
         const double error =
@@ -266,14 +300,35 @@ class Check {
   const int group_;
   int tiles_ = 0;
   AttendParams params_{};
-  std::vector<T> q_, k_, v_, k_before_, v_before_, k_cache_, v_cache_, q_weight_, k_weight_, out_;
-  std::vector<float> cos_, sin_;
+  std::vector<T> q_, k_, v_, q_weight_, k_weight_, out_;
+  std::vector<C> k_before_, v_before_, k_cache_, v_cache_;
+  std::vector<float> cos_, sin_, k_scale_, v_scale_;
   std::vector<unsigned char> workspace_;
 };
 
-template <typename T, int D>
+template <typename T, int D, typename C = T>
 bool check(const Case& c) {
-  return Check<T, D>(c).passes();
+  return Check<T, D, C>(c).passes();
+}
+
+// Every FP8 number widens to itself, in the order that products expect.
+template <typename T>
+bool check_widening() {
+  const float unit = 1.0f / (CacheFormat<T, Fp8>::kQueryFactor * CacheFormat<T, Fp8>::kScoreFactor);
+  bool good = true;
+  for (int code = 0; code < 256; ++code) {
+    if ((code & 0x7f) == 0x7f) continue;
+    for (int place = 0; place < 4; ++place) {
+      uint32_t pairs[2];
+      widen<T>(pairs[0], pairs[1], static_cast<uint32_t>(code) << 8 * place);
+      const float value = stored(Fp8{static_cast<__nv_fp8_storage_t>(code)}) * unit;
+      good = good && element<T>(pairs[place % 2], place / 2) == value &&
+             element<T>(pairs[place % 2], 1 - place / 2) == 0.0f &&
+             (pairs[1 - place % 2] & 0x7fff7fff) == 0;
+    }
+  }
+  if (!good) std::printf("FP8 numbers widen to others: FAILED\n");
+  return good;
 }
 
 // Blocks of a cluster that a launch takes, where 132 or 66 blocks can be resident.
@@ -302,7 +357,7 @@ bool check_choice() {
 
 int check_all() {
   using bf16 = __nv_bfloat16;
-  bool good = check_choice();
+  bool good = check_choice() & check_widening<bf16>() & check_widening<__half>();
   good &= check<bf16, 128>({"one token", 1, 1, 8, 2, 1024, {300}, 0, 1, false, 0, 128});
   good &= check<__half, 64>({"empty cache", 1, 1, 8, 2, 200, {0}, 0, 1, false, 0, 64});
   good &= check<bf16, 64>({"last slot", 1, 1, 8, 2, 130, {129}, 0, 2, true, 0, 20});
@@ -316,6 +371,14 @@ int check_all() {
   good &= check<__half, 128>({"40 rows", 1, 5, 8, 1, 700, {640}, 0, 1, false, 0, 128});
   good &= check<bf16, 256>({"window of 1", 1, 2, 2, 1, 300, {200}, 1, 2, false, 0, 64});
   good &= check<bf16, 256>({"long window", 1, 2, 8, 1, 4000, {3500}, 2300, 1, false, 30, 256});
+  good &= check<bf16, 128, Fp8>({"FP8", 1, 1, 8, 2, 1024, {300}, 0, 1, false, 0, 128});
+  good &= check<__half, 64, Fp8>(
+      {"FP8, sequences", 3, 2, 8, 2, 1100, {1023, 5, 127}, 0, 1, false, 0, 64});
+  good &= check<bf16, 80, Fp8>({"FP8, 8 tokens", 1, 8, 5, 1, 300, {121}, 0, 0, true, 0, 24});
+  good &= check<bf16, 96, Fp8>({"FP8, window", 1, 3, 3, 1, 1500, {1200}, 200, 0, false, 5, 96});
+  good &= check<__half, 192, Fp8>({"FP8, no rotary", 1, 1, 7, 1, 300, {250}, 0, 0, false, 0, 0});
+  good &= check<bf16, 256, Fp8>({"FP8, 16 rows", 1, 2, 8, 1, 1300, {1150}, 0, 2, false, 30, 256});
+  good &= check<bf16, 64, Fp8>({"FP8, many", 1, 1, 8, 1, 3000, {2500}, 0, 0, false, 0, 64});
   return good ? 0 : 1;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -133,6 +134,12 @@ inline void __syncwarp() { emulate::meet(emulate::current->warp->barrier); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __umulhi(uint32_t a, uint32_t b) { return (static_cast<uint64_t>(a) * b) >> 32; }
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= (bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline float __uint_as_float(uint32_t bits) {

@@ -7,6 +7,7 @@ import torch
 from ._common import checks
 
 VECTOR_BYTES = 16
+FP8 = torch.float8_e4m3fn
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ROTARY = ("half", "interleaved")
 SCOPES = ("head", "all")
@@ -35,17 +36,43 @@ def check_keys(op: str, name: str, tensor: torch.Tensor, q: torch.Tensor) -> Non
 
 
 def check_caches(
-    op: str, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    op: str,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
 ) -> None:
-    """Caches ``[B, G, S, D]`` for keys and values ``[B, T, G, D]``."""
+    """Caches ``[B, G, S, D]`` for keys and values ``[B, T, G, D]``, FP8 ones with their scales."""
     checks.shape_is(op, "v", v, k.shape)
     batch, _, kv_heads, dim = k.shape
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         _four_dims(op, name, cache, "[B, G, S, D]")
         shape = (batch, kv_heads, k_cache.shape[2], dim)
-        checks.output(op, name, cache, shape, k.dtype, k.device)
+        stored = FP8 if k_cache.dtype == FP8 else k.dtype
+        checks.output(op, name, cache, shape, stored, k.device)
     if k_cache.shape[2] < 1:
         checks.fail(op, "k_cache", "have at least 1 slot", f"shape {tuple(k_cache.shape)}")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        _check_scale(op, name, scale, k_cache, kv_heads)
+
+
+def _check_scale(
+    op: str, name: str, scale: torch.Tensor | None, cache: torch.Tensor, kv_heads: int
+) -> None:
+    if cache.dtype != FP8:
+        if scale is not None:
+            rule = "be None, for only a float8_e4m3fn cache has scales"
+            checks.fail(op, name, rule, f"a tensor and a {checks.short_dtype(cache.dtype)} cache")
+        return
+    if scale is None:
+        checks.fail(op, name, f"be [{kv_heads}] or [1] float32 for a float8_e4m3fn cache", None)
+    if scale.shape not in ((kv_heads,), (1,)):
+        checks.fail(op, name, f"have shape ({kv_heads},) or (1,)", tuple(scale.shape))
+    checks.dtype_in(op, name, scale, (torch.float32,))
+    checks.same_device(op, name, scale, cache.device)
+    checks.contiguous(op, name, scale)
 
 
 def check_lengths(op: str, lengths: torch.Tensor, batch: int, device: torch.device) -> None:

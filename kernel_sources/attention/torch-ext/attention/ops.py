@@ -16,13 +16,15 @@ SLOTS_PER_SPLIT = 128  # kSplit of csrc/attend.cuh
 MAX_NORM_ROPE_DIM = 512  # kMaxRowDim of csrc/norm_rope.h
 
 _NORM = "float norm_eps, bool norm_zero_centered, bool norm_over_all, bool interleaved"
+_SCALES = "Tensor? k_scale, Tensor? v_scale"
 _TABLES = "Tensor? cos, Tensor? sin, Tensor? q_norm_weight, Tensor? k_norm_weight"
 _SCHEMAS = (
     "attend(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, "
-    f"{_TABLES}, Tensor(c!) workspace, Tensor(d!) out, {_NORM}, float scaling, int window, "
-    "float soft_cap, bool history_static) -> ()",
+    f"{_SCALES}, {_TABLES}, Tensor(c!) workspace, Tensor(d!) out, {_NORM}, float scaling, "
+    "int window, float soft_cap, bool history_static) -> ()",
     f"norm_rope(Tensor q, Tensor k, {_TABLES}, {_NORM}, Tensor(a!) q_out, Tensor(b!) k_out) -> ()",
-    "append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths) -> ()",
+    "append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, "
+    f"{_SCALES}) -> ()",
 )
 
 
@@ -47,6 +49,8 @@ def attend(
     lengths: torch.Tensor,
     *,
     scaling: float,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     rotary: str = "half",
@@ -70,16 +74,22 @@ def attend(
         s = scaling * q' . k_cache[b, h // (H / G), j]     for slots j in (p - window, p]
         out = softmax(soft_cap * tanh(s / soft_cap)) @ v_cache[b, h // (H / G)]
 
+    An FP8 cache holds ``fp8(k' / k_scale[g])`` and ``fp8(v / v_scale[g])``, rounded to nearest even
+    and saturated at 448; what it stands for is that times the scale, this call's tokens included.
+
     Args:
         q: ``[B, T, H, D]`` bf16 or fp16 (fp32 too on a slower path), last dim contiguous,
             ``B * T <= 8``, D even. D of 64, 80, 96, 128, 192 or 256 is fused; others take a
             slower path.
         k, v: ``[B, T, G, D]``, G dividing H, dtype of ``q``, last dim contiguous.
-        k_cache, v_cache: ``[B, G, S, D]``, dtype of ``q``, last dim contiguous, rows on 16-byte
-            boundaries. Rows outside a sequence's live slots are never used.
+        k_cache, v_cache: ``[B, G, S, D]``, dtype of ``q`` or both float8_e4m3fn, last dim
+            contiguous, rows on 16-byte boundaries. Rows outside a sequence's live slots are never
+            used.
         lengths: ``[B]`` int32, slots filled before this call; not advanced here. On CUDA it cannot
             be checked: a token at or past slot S is not stored and its output is meaningless.
         scaling: of the scores, usually ``D ** -0.5``.
+        k_scale, v_scale: ``[G]`` or ``[1]`` fp32, more than 0 (not checked), of an FP8 cache;
+            ``None`` for any other.
         cos, sin: ``[P, R]`` with ``P >= S``, indexed by slot, or ``[B, T, R]`` (B may be 1); R
             even, at most D: the first R elements of a head turn. fp32 or dtype of ``q``. Full
             width, as hosts make them: ``cat(freqs, freqs)`` or each frequency twice.
@@ -91,9 +101,9 @@ def attend(
         norm_scope: "head" takes the mean over a head, "all" over all heads of a token.
         window: newest slots a token sees, itself included, at least 1; ``None`` for all.
         soft_cap: finite and more than 0; ``None`` for none.
-        history_static: cache rows below ``lengths``, ``lengths``, the norm weights and a ``[P, R]``
-            table are not written by work still queued, so the kernel may read them before the
-            work in front of it on the stream has finished.
+        history_static: cache rows below ``lengths``, ``lengths``, the scales, the norm weights and
+            a ``[P, R]`` table are not written by work still queued, so the kernel may read them
+            before the work in front of it on the stream has finished.
         workspace: from :func:`workspace` for these sizes or larger; not shared by calls that may
             overlap. ``None`` allocates one.
         out: ``[B, T, H, D]`` contiguous, dtype of ``q``; must not overlap an input.
@@ -111,10 +121,11 @@ def attend(
     """
     op = "attend"
     checks.inference_only(op, q, k, v, k_cache, v_cache, cos, sin, q_norm_weight, k_norm_weight)
+    checks.inference_only(op, k_scale, v_scale)
     arguments.check_heads(op, "q", q, "[B, T, H, D]")
     arguments.check_keys(op, "k", k, q)
     arguments.check_keys(op, "v", v, q)
-    arguments.check_caches(op, k, v, k_cache, v_cache)
+    arguments.check_caches(op, k, v, k_cache, v_cache, k_scale, v_scale)
     batch, tokens, heads, dim = q.shape
     slots = k_cache.shape[2]
     if batch * tokens > MAX_ROWS:
@@ -138,15 +149,17 @@ def attend(
     norm = (float(norm_eps), norm_zero_centered, norm_scope == "all", rotary == "interleaved")
     scores = (float(scaling), min(window or 0, 2**31 - 1), float(soft_cap or 0.0))
     tables = (cos, sin, q_norm_weight, k_norm_weight)
+    scales = (k_scale, v_scale)
     if q.device.type == "cuda" and (q.dtype == torch.float32 or dim not in HEAD_DIMS):
-        _attend_unfused(q, k, v, k_cache, v_cache, lengths, tables, norm, scores, result)
+        cache = (k_cache, v_cache, lengths, *scales)
+        _attend_unfused(q, k, v, cache, tables, norm, scores, result)
         return result
     if dim in HEAD_DIMS:
         arguments.check_vector_rows(op, "k_cache", k_cache)
         arguments.check_vector_rows(op, "v_cache", v_cache)
     workspace = _workspace_of(op, workspace, (batch, tokens, heads, dim, slots), q.device)
     ops.attend(
-        q, k, v, k_cache, v_cache, lengths, *tables, workspace, result, *norm, *scores,
+        q, k, v, k_cache, v_cache, lengths, *scales, *tables, workspace, result, *norm, *scores,
         history_static,
     )  # fmt: skip
     return result
@@ -218,29 +231,35 @@ def append(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Store keys and values of new tokens in a static cache.
 
-    ``k_cache[b, g, lengths[b] + t], v_cache[b, g, lengths[b] + t] = k[b, t, g], v[b, t, g]``
+    ``k_cache[b, g, lengths[b] + t], v_cache[b, g, lengths[b] + t] = k[b, t, g], v[b, t, g]``,
+    in an FP8 cache ``fp8(k / k_scale[g]), fp8(v / v_scale[g])`` as :func:`attend` stores them
 
     Args:
         k, v: ``[B, T, G, D]`` bf16, fp16 or fp32, last dim contiguous, any T and even D.
-        k_cache, v_cache: ``[B, G, S, D]``, dtype of ``k``, last dim contiguous.
+        k_cache, v_cache: ``[B, G, S, D]``, dtype of ``k`` or both float8_e4m3fn, last dim
+            contiguous.
         lengths: ``[B]`` int32; not advanced. On CUDA a token at or past slot S is dropped, on the
             CPU it is an error.
+        k_scale, v_scale: as in :func:`attend`.
 
     Raises:
         ValueError: a shape, stride, dtype, device or range outside the above.
         RuntimeError: an input requires grad while grad mode is on.
     """
     op = "append"
-    checks.inference_only(op, k, v, k_cache, v_cache)
+    checks.inference_only(op, k, v, k_cache, v_cache, k_scale, v_scale)
     arguments.check_heads(op, "k", k, "[B, T, G, D]")
     arguments.check_keys(op, "v", v, k)
-    arguments.check_caches(op, k, v, k_cache, v_cache)
+    arguments.check_caches(op, k, v, k_cache, v_cache, k_scale, v_scale)
     arguments.check_lengths(op, lengths, k.shape[0], k.device)
     if k.numel() > 0:
-        ops.append(k, v, k_cache, v_cache, lengths)
+        ops.append(k, v, k_cache, v_cache, lengths, k_scale, v_scale)
 
 
 def workspace(
@@ -267,7 +286,7 @@ def workspace(
 
 
 def _workspace_bytes(batch: int, tokens: int, heads: int, dim: int, slots: int) -> int:
-    """Bytes of the counters, then of the partial (m, l) and o of each split (csrc/attend.cuh)."""
+    """Bytes of the counters, then of the partial (e, l) and o of each split (csrc/attend.cuh)."""
     rows = batch * tokens * heads
     splits = -(-slots // SLOTS_PER_SPLIT)
     sums = -(-8 * splits * rows // 256) * 256
@@ -305,8 +324,9 @@ def _output(op: str, name: str, out: torch.Tensor | None, like: torch.Tensor) ->
     return out
 
 
-def _attend_unfused(q, k, v, k_cache, v_cache, lengths, tables, norm, scores, out) -> None:
+def _attend_unfused(q, k, v, cache, tables, norm, scores, out) -> None:
     """The same from parts, for sizes and dtypes without a fused kernel; waits for nothing."""
+    k_cache, v_cache, lengths, *scales = cache
     cos, sin, q_norm_weight, k_norm_weight = tables
     eps, zero_centered, over_all, interleaved = norm
     if cos is not None and cos.dim() == 2:
@@ -318,5 +338,5 @@ def _attend_unfused(q, k, v, k_cache, v_cache, lengths, tables, norm, scores, ou
         q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight, norm_eps=eps,
         norm_zero_centered=zero_centered, norm_scope="all" if over_all else "head",
     )  # fmt: skip
-    ops.append(k, v, k_cache, v_cache, lengths)
-    out.copy_(reference.masked_attention(q, k_cache, v_cache, lengths, *scores))
+    ops.append(k, v, k_cache, v_cache, lengths, *scales)
+    out.copy_(reference.masked_attention(q, k_cache, v_cache, lengths, *scales, *scores))

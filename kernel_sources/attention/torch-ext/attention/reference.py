@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+FP8_LARGEST = 448.0
+
 
 def attend(
     q: torch.Tensor,
@@ -16,6 +18,8 @@ def attend(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
     q_norm_weight: torch.Tensor | None,
@@ -43,13 +47,11 @@ def attend(
         q, k, cos, sin, q_norm_weight, k_norm_weight, norm_eps, norm_zero_centered, norm_over_all,
         interleaved,
     )  # fmt: skip
-    append(k, v, k_cache, v_cache, lengths)
+    append(k, v, k_cache, v_cache, lengths, k_scale, v_scale)
     live = int(lengths.max()) + tokens
-    out.copy_(
-        masked_attention(
-            q, k_cache[:, :, :live], v_cache[:, :, :live], lengths, scaling, window, soft_cap
-        )
-    )
+    caches = (k_cache[:, :, :live], v_cache[:, :, :live])
+    scores = (scaling, window, soft_cap)
+    out.copy_(masked_attention(q, *caches, lengths, k_scale, v_scale, *scores))
 
 
 def norm_rope(
@@ -80,14 +82,25 @@ def append(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
 ) -> None:
     tokens, slots = k.shape[1], k_cache.shape[2]
     if k.numel() == 0:
         return
     check_room("append", lengths, tokens, slots)
+    k, v = as_stored(k, k_scale), as_stored(v, v_scale)
     for b, start in enumerate(lengths.tolist()):
         k_cache[b, :, start : start + tokens] = k[b].transpose(0, 1)
         v_cache[b, :, start : start + tokens] = v[b].transpose(0, 1)
+
+
+def as_stored(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """``x [B, T, G, D]`` as a cache holds it: itself, or with a scale ``[G]`` or ``[1]`` FP8."""
+    if scale is None:
+        return x
+    scaled = x.float() / scale[:, None]
+    return scaled.clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
 
 
 def check_room(op: str, lengths: torch.Tensor, tokens: int, slots: int) -> None:
@@ -150,6 +163,8 @@ def masked_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
     scaling: float,
     window: int,
     soft_cap: float,
@@ -171,6 +186,8 @@ def masked_attention(
         cache.to(torch.float32, memory_format=torch.contiguous_format).masked_fill(~seen, 0.0)
         for cache in (k_cache, v_cache)
     )
+    if k_scale is not None and v_scale is not None:
+        keys, values = keys * k_scale[:, None, None], values * v_scale[:, None, None]
 
     grouped = q.float().view(batch, tokens, kv_heads, heads // kv_heads, dim).transpose(1, 2)
     scores = grouped.flatten(2, 3) @ keys.transpose(-1, -2) * scaling  # [B, G, T * H/G, S]
