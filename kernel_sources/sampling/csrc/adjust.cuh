@@ -91,15 +91,11 @@ __device__ __forceinline__ PatchFlags gather_patch(const SampleArgs& args, uint3
     for (int i = threadIdx.x; i < num_bias; i += kThreads) {
       const int64_t id = ids[i];
       if (id < start || id >= start + kSlotElements) continue;
-      // Whoever holds the first of equal ids adds all of them, in the order of the list.
-      float sum = 0.0f;
-      bool first = true;
+      float sum = 0.0f;  // equal ids add up in the order of the list, in every thread that has one
       for (int j = 0; j < num_bias; ++j) {
-        if (ids[j] != id) continue;
-        if (j < i) first = false;
-        sum = exact::add(sum, values[j]);
+        if (ids[j] == id) sum = exact::add(sum, values[j]);
       }
-      if (first) patch.bias[id - start] = sum;
+      patch.bias[id - start] = sum;
     }
   }
   if (ban_eos) {

@@ -123,7 +123,7 @@ def logprobs(
 ) -> None:
     if logits.numel() == 0:
         return
-    log_softmax = logits.float().log_softmax(-1)
+    log_softmax = logits.double().log_softmax(-1).float()
     inside = (ids >= 0) & (ids < logits.shape[-1])
     value = log_softmax.gather(-1, torch.where(inside, ids, 0)[..., None])[..., 0]
     chosen.copy_(torch.where(inside, value, -torch.inf))
