@@ -9,7 +9,7 @@ import torch
 
 NO_TOKEN = -1  # an end-of-sequence entry that no argmax returns
 EOS_SLOTS = 8
-BY_ROW = ("next_ids", "finished", "lengths", "counts", "max_new", "tokens")
+BY_ROW = ("next_ids", "accepted", "finished", "lengths", "counts", "max_new", "tokens")
 
 
 class StaticState:
@@ -19,8 +19,9 @@ class StaticState:
         k, v: per layer ``[B, G, S, D]``; slots from ``lengths`` on are undefined.
         lengths: int32 ``[B]``, positions in the cache.
         next_ids: int64 ``[B]``, the token that the next step reads.
-        finished: bool ``[B]``; lies behind ``next_ids`` in ``report``, so that one copy brings
-            both to the host.
+        accepted: int32 ``[B]``, tokens that the last verification of drafts appended.
+        finished: bool ``[B]``; lies behind these two in ``report``, so that one copy brings all to
+            the host.
         tokens: int64 ``[B, S]``, generated so far; ``counts``: int32 ``[B]``, how many.
         eos: int64 ``[EOS_SLOTS]``; ``max_new``: int32 ``[B]``.
     """
@@ -32,9 +33,10 @@ class StaticState:
         self.batch, self.slots = batch, slots
         self.k = [like.new_zeros(batch, groups, slots, size) for groups, size in kv]
         self.v = [like.new_zeros(batch, groups, slots, size) for groups, size in kv]
-        self.report = like.new_zeros(9 * batch, dtype=torch.uint8)
+        self.report = like.new_zeros(13 * batch, dtype=torch.uint8)
         self.next_ids = self.report[: 8 * batch].view(torch.int64)
-        self.finished = self.report[8 * batch :].view(torch.bool)
+        self.accepted = self.report[8 * batch : 12 * batch].view(torch.int32)
+        self.finished = self.report[12 * batch :].view(torch.bool)
         self.lengths = like.new_zeros(batch, dtype=torch.int32)
         self.counts = like.new_zeros(batch, dtype=torch.int32)
         self.max_new = like.new_zeros(batch, dtype=torch.int32)

@@ -120,8 +120,8 @@ class Controls:
         named = dict(zip(FLOATS, self.floats, strict=True)) | dict(
             zip(INTS, self.ints, strict=True)
         )
-        wanted = {"temperature", "top_p", "min_p", *INTS} if way == DRAWN else {*named}
-        found = {name: value for name, value in named.items() if name in wanted}
+        wanted = {GREEDY: ("temperature",), DRAWN: ("temperature", "top_p", "min_p", *INTS)}
+        found = {name: value for name, value in named.items() if name in wanted.get(way, named)}
         found["seed"] = self.seed
         if way == ADJUSTED:
             names = ("occurrences", "bias_ids", "bias_values", "allowed")

@@ -15,11 +15,13 @@ from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..plan import Plan, host_of
 from .decoder import read_decoder
+from .depth import Depth
 from .options import StopStrings, read_options, read_stops
 from .request import WHERE, Request, integer, read_request
 from .run import StepLogprobs, Streamer, run_steps
 from .sampling import Sampling
-from .session import Sessions, decoder_device, plain_tensors, token_table
+from .session import Session, Sessions, decoder_device, plain_tensors, token_table
+from .speculate import Counts, LookupDrafter, run_speculative
 from .step import BoundDecoder
 
 MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
@@ -41,7 +43,9 @@ class Generated(NamedTuple):
     top_logprobs: torch.Tensor
 
 
-def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
+def decode_loop(
+    model: Any, *, max_len: int, batch_size: int = 1, draft: str | None = None
+) -> DecodeLoop:
     """A loop that generates from ``model`` with one captured graph a token.
 
     Args:
@@ -49,6 +53,10 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
             when it is not yet.
         max_len: most positions of a row, prompt and new tokens together.
         batch_size: most rows of a request, 1 to 8.
+        draft: "lookup" drafts the tokens of requests of one row from what followed the last
+            tokens the last time, and verifies them several at a time. The answer is the same,
+            greedy or drawn; only how fast it comes depends on it, and where drafts do not pay
+            they stop.
 
     Raises:
         ValueError: a size out of range, or a model that the loop cannot run; the text lists the
@@ -60,8 +68,10 @@ def decode_loop(model: Any, *, max_len: int, batch_size: int = 1) -> DecodeLoop:
     batch_size = integer("decode_loop", "batch_size", batch_size)
     if not 1 <= batch_size <= MAX_BATCH:
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
+    if draft not in (None, "lookup"):
+        raise ValueError(f'decode_loop: draft must be "lookup" or None, got {draft!r}')
     host, sessions = open_decoder("decode_loop", model, max_len)
-    return DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size)
+    return DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size, draft=draft)
 
 
 def open_decoder(where: str, model: Any, max_len: int) -> tuple[nn.Module, Sessions]:
@@ -90,9 +100,17 @@ class DecodeLoop:
     """Generates from one model; made by ``decode_loop``."""
 
     def __init__(
-        self, model: nn.Module, sessions: Sessions, *, max_len: int, batch_size: int
+        self,
+        model: nn.Module,
+        sessions: Sessions,
+        *,
+        max_len: int,
+        batch_size: int,
+        draft: str | None,
     ) -> None:
-        self.max_len, self.batch_size = max_len, batch_size
+        self.max_len, self.batch_size, self.draft = max_len, batch_size, draft
+        self.speculation = Counts()
+        self._depth = Depth()
         self._model, self._sessions = model, sessions
 
     def generate(
@@ -227,6 +245,7 @@ class DecodeLoop:
             copies=copies,
             sampling=sampling,
             reuse=reuse,
+            drafts=self.draft is not None,
         )
 
     def _run(
@@ -246,11 +265,25 @@ class DecodeLoop:
                 if streamer is not None:
                     streamer.put(request.input_ids[:: request.copies].cpu())
                     listening = streamer
+                if request.drafts and not logprobs:
+                    return self._speculate(session, request, streamer, stops), None
                 found = StepLogprobs.empty(session, request.max_new) if logprobs else None
                 return run_steps(session, request, streamer, observe=stops, logprobs=found), found
         finally:
             if listening is not None:
                 listening.end()
+
+    def _speculate(
+        self,
+        session: Session,
+        request: Request,
+        streamer: Streamer | None,
+        stops: StopStrings | None,
+    ) -> torch.Tensor:
+        drafter = LookupDrafter(next(request.rows()).tolist(), self._depth)
+        return run_speculative(
+            session, request, drafter, streamer, observe=stops, counts=self.speculation
+        )
 
     def reset(self) -> None:
         """Give caches and graphs back; the next call makes them again."""

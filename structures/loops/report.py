@@ -20,7 +20,8 @@ class Reports:
         beside: torch.Tensor | None = None,
     ) -> None:
         """``beside``: bytes that a report brings along when ``post`` is told so."""
-        self._report, self._ids_bytes, self._slots = report, 8 * batch, slots
+        self._report, self._slots = report, slots
+        self._ids_bytes, self._finished_at = 8 * batch, 12 * batch
         self._beside = beside
         self._copies = [_on_host(report) for _ in range(slots)]
         self._besides = [] if beside is None else [_on_host(beside) for _ in range(slots)]
@@ -52,7 +53,7 @@ class Reports:
         self._taken += 1
         if self._events:
             self._events[slot].synchronize()
-        return self._views[slot][self._ids_bytes :].tobytes() == self._all_done
+        return self._views[slot][self._finished_at :].tobytes() == self._all_done
 
     def ids(self, pad: int) -> torch.Tensor:
         """Tokens of the report taken last, int64 ``[B]``; ``pad`` where a row had finished before.
@@ -61,19 +62,24 @@ class Reports:
         """
         copy = self._copies[(self._taken - 1) % self._slots]
         ids = copy[: self._ids_bytes].view(torch.int64).masked_fill(self._stopped, pad)
-        self._stopped = copy[self._ids_bytes :].view(torch.bool).clone()
+        self._stopped = copy[self._finished_at :].view(torch.bool).clone()
         return ids
 
     def finished(self) -> torch.Tensor:
         """Rows that had finished when the report taken last was posted, bool ``[B]``."""
         copy = self._copies[(self._taken - 1) % self._slots]
-        return copy[self._ids_bytes :].view(torch.bool)
+        return copy[self._finished_at :].view(torch.bool)
 
     def chosen(self) -> list[int]:
         """Tokens of the report taken last, as they are."""
         copy = self._copies[(self._taken - 1) % self._slots]
         found: list[int] = copy[: self._ids_bytes].view(torch.int64).tolist()
         return found
+
+    def accepted(self) -> int:
+        """Tokens that a verification of drafts appended to the first row."""
+        copy = self._copies[(self._taken - 1) % self._slots]
+        return int(copy[self._ids_bytes : self._ids_bytes + 4].view(torch.int32))
 
     def brought(self) -> torch.Tensor:
         """The bytes beside the report taken last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Request:
         whole_rows: a repetition penalty counts the padding of a prompt too.
         pads_rows: a row that the host ends is padded.
         reuse: a row may use what the request before left in it.
+        drafts: tokens of its one row may be verified in groups.
     """
 
     input_ids: torch.Tensor
@@ -38,6 +39,7 @@ class Request:
     whole_rows: bool = False
     pads_rows: bool = True
     reuse: bool = False
+    drafts: bool = False
 
     @property
     def batch(self) -> int:
@@ -69,6 +71,7 @@ def read_request(
     sampling: Sampling,
     copies: int,
     reuse: bool,
+    drafts: bool,
 ) -> Request:
     """Check a call of ``DecodeLoop.generate``; see there for what is raised."""
     for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
@@ -122,7 +125,8 @@ def read_request(
         seed = draw_seed() if sampling.seed is None else sampling.seed
     if not isinstance(reuse, bool):
         raise TypeError(f"{WHERE}: reuse_prefix must be True or False, got {reuse!r}")
-    return Request(ids, lengths, max_new, ends, pad, sampling, seed, copies, reuse=reuse)
+    request = Request(ids, lengths, max_new, ends, pad, sampling, seed, copies, reuse=reuse)
+    return replace(request, drafts=drafts and request.batch == 1)
 
 
 def draw_seed() -> int:

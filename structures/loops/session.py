@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import isclose
@@ -29,6 +29,7 @@ from .prefix import Prefixes
 from .report import Reports
 from .request import Request
 from .step import Arena, BoundDecoder, Step
+from .verify import Verifier
 
 SLOT_GROUP = 256  # caches are whole groups of what prefill pads to and attention splits at
 
@@ -80,13 +81,13 @@ class Session:
         max_len: int,
     ) -> None:
         slots = -(-max_len // SLOT_GROUP) * SLOT_GROUP
-        decoder = BoundDecoder.of(model, spec, max_len=max_len, slots=slots)
+        decoder = self.decoder = BoundDecoder.of(model, spec, max_len=max_len, slots=slots)
         kv = [(layer.kv_heads, layer.spec.attention.head_dim) for layer in decoder.layers]
         self.batch, self.max_len, self._sampling = batch, max_len, sampling
         self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.like)
         self._arena = Arena(decoder.like, batch)
-        self._make_step = partial(Step, families, sampling, decoder, arena=self._arena)
-        self.step = self._make_step(self.state)
+        self.make_step = partial(Step, families, sampling, decoder)
+        self.step = self.make_step(self.state, arena=self._arena)
         self._steps = {batch: self.step}
         self.reports = Reports(self.state.report, batch)
         self._backend = backend_for(decoder.like.device)
@@ -95,7 +96,8 @@ class Session:
         self.prefixes = Prefixes(batch)
         self._last: tuple[tuple[int, ...], ...] = ()
         self._graphs: dict[str, Graph] = {}
-        self._row_graphs: dict[tuple[str, int], Graph] = {}
+        self._recorded: dict[tuple[object, ...], Graph] = {}
+        self._verifier: Verifier | None = None
 
     def graph(self, name: str) -> Graph:
         """The recording of a method of the step, such as ``greedy``; get it before ``fill``."""
@@ -125,24 +127,38 @@ class Session:
     def step_of(self, rows: int) -> Step:
         """The step of the first ``rows`` rows."""
         if rows not in self._steps:
-            made = self._make_step(self.state.first(rows))
+            made = self.make_step(self.state.first(rows), arena=self._arena)
             if self.step.controls is not None:
                 made.controls = self.step.controls.rows_of(slice(0, rows))
             self._steps[rows] = made
         return self._steps[rows]
 
     def advance(self, name: str, rows: int) -> None:
-        """One ``step.greedy`` or the like of the first ``rows`` rows; recorded the first time.
+        """One ``step.greedy`` or the like of the first ``rows`` rows."""
+        self.replay((name, rows), lambda: getattr(self.step_of(rows), name)())
 
-        The first time runs as it is, so that a recording in between disturbs no row.
+    def replay(self, key: tuple[object, ...], work: Callable[[], None]) -> None:
+        """``work``, recorded the first time.
+
+        That time it runs as it is, so that a recording in between disturbs no row.
         """
-        graph = self._row_graphs.get((name, rows))
+        graph = self._recorded.get(key)
         if graph is not None:
             graph.replay()
             return
-        work = getattr(self.step_of(rows), name)
         work()
-        self._row_graphs[name, rows] = self._backend.record(work, warmups=0, pool=self.pool)
+        self._recorded[key] = self._backend.record(work, warmups=0, pool=self.pool)
+
+    def is_recorded(self, key: tuple[object, ...]) -> bool:
+        """Whether ``replay`` has a graph for this key."""
+        return key in self._recorded
+
+    @property
+    def verifier(self) -> Verifier:
+        """Verification of drafts of the first row."""
+        if self._verifier is None:
+            self._verifier = Verifier(self)
+        return self._verifier
 
     def begin_row(self, row: int, *, length: int, max_new: int) -> None:
         """``row`` holds a prompt of ``length`` tokens, whose logits are the step's."""
@@ -201,7 +217,7 @@ class Session:
             else:
                 self.prefixes.drop([row])
                 self.prefill.run(row, ids.to(state.tokens.device))
-            if way != GREEDY:
+            if way != GREEDY or request.drafts:
                 self.controls.set_row(
                     row,
                     request.sampling,
@@ -244,7 +260,8 @@ class Session:
         """Caches and buffers; what graphs own beside them is not counted."""
         controls = self.step.controls
         settings = 0 if controls is None else controls.memory_bytes
-        return self.state.memory_bytes + self._arena.memory_bytes + settings
+        checks = 0 if self._verifier is None else self._verifier.memory_bytes
+        return self.state.memory_bytes + self._arena.memory_bytes + settings + checks
 
 
 class Sessions:

@@ -113,6 +113,8 @@ class Step:
 
     Everything it writes was allocated before, so a recording owns no memory and a replay allocates
     nothing. Steps over the first rows of a state share an arena.
+
+    With ``ids [B * T]`` it is the forward of T tokens of every row, from position ``lengths`` on.
     """
 
     def __init__(
@@ -122,7 +124,9 @@ class Step:
         decoder: BoundDecoder,
         state: StaticState,
         arena: Arena,
+        ids: torch.Tensor | None = None,
     ) -> None:
+        self.ids = state.next_ids if ids is None else ids
         self.families, self.sampling, self.decoder, self.state = families, sampling, decoder, state
         self.arena = arena
         layers, like, buffer = decoder.layers, decoder.like, self._buffer
@@ -151,13 +155,13 @@ class Step:
         ]
 
     def _buffer(self, name: str, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return self.arena.buffer(name, columns, dtype)[: self.state.batch]
+        return self.arena.buffer(name, columns, dtype)[: self.ids.shape[0]]
 
     def forward(self) -> None:
-        """``logits`` of the token in ``state.next_ids`` at position ``state.lengths``."""
+        """``logits [B * T, V]`` of ``ids``, the first of each row at position ``state.lengths``."""
         decoder = self.decoder
         self.families.linear.embedding(
-            self.state.next_ids,
+            self.ids,
             decoder.table,
             scale=decoder.embedding_scale,
             weights_static=True,
@@ -255,7 +259,7 @@ def _attend(
     """The middle of a layer on the static cache, with everything but q, k and v filled in."""
     layer, table, state = step.decoder.layers[index], step.decoder.rotary[index], step.state
     spec, arena = layer.spec.attention, step.arena
-    shape = (layer.heads, spec.head_dim)
+    shape, by_token = (layer.heads, spec.head_dim), (state.batch, step.ids.shape[0] // state.batch)
     arguments = {
         **layer.qk_norms,
         "scaling": spec.scaling,
@@ -266,14 +270,14 @@ def _attend(
             ("attention", *shape),
             lambda: attention.workspace(arena.rows, 1, *shape, state.slots, out.device),
         ),
-        "out": out.view(state.batch, 1, -1, spec.head_dim),
+        "out": out.view(*by_token, -1, spec.head_dim),
     }
     if table is not None:
         arguments |= {"cos": table[0], "sin": table[1], "rotary": spec.rotary}
     cache = (state.k[index], state.v[index], state.lengths)
 
     def heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        shaped = (t.unflatten(-1, (-1, spec.head_dim))[:, None] for t in (q, k, v))
+        shaped = (t.unflatten(-1, (-1, spec.head_dim)).unflatten(0, by_token) for t in (q, k, v))
         attention.attend(*shaped, *cache, **arguments)
         return out
 

@@ -1,0 +1,90 @@
+"""Verification of drafts: several tokens of one row through the step's own kernels.
+
+Every row of those kernels has the bits that it has alone, and a draw depends on a sequence's seed
+and position alone, so the tokens are those of as many plain steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .cache import NO_TOKEN
+from .depth import WIDTHS
+from .step import STOPPED, Arena, Step
+
+if TYPE_CHECKING:
+    from .session import Session
+
+MOST = WIDTHS[-1]
+
+
+class Verifier:
+    """Graphs of 2, 4 and 8 tokens of the first row of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._state = session.state.first(1)
+        like = session.decoder.like
+        self._arena = Arena(like, MOST)
+        # The token that comes in any case and the drafts as the step reads them; then the drafts
+        # as the acceptance does, which are -1 where there is none.
+        self._feed = like.new_zeros(2 * MOST - 1, dtype=torch.int64)
+        self._host = torch.zeros(2 * MOST - 2, dtype=torch.int64, pin_memory=like.is_cuda)
+        self._steps: dict[int, Step] = {}
+
+    def run(self, drafts: list[int], way: str) -> int:
+        """Queue the verification of 1 to 7 drafts; the width of its step."""
+        count = len(drafts)
+        width = next(w for w in WIDTHS if w > count)
+        host = self._host
+        host[:count] = torch.tensor(drafts, dtype=torch.int64, device="cpu")
+        host[count : MOST - 1] = STOPPED
+        host[MOST - 1 :] = NO_TOKEN
+        host[MOST - 1 : MOST - 1 + count] = host[:count]
+        self._session.pool.join()
+        self._feed[1:].copy_(host, non_blocking=True)
+        self._session.replay(("verify", way, width), lambda: self._work(way, width))
+        return width
+
+    def recorded(self, drafts: int, way: str) -> bool:
+        """Whether a verification of so many drafts has its graph."""
+        width = next(w for w in WIDTHS if w > drafts)
+        return self._session.is_recorded(("verify", way, width))
+
+    def _step(self, width: int) -> Step:
+        if width not in self._steps:
+            session = self._session
+            self._steps[width] = session.make_step(
+                self._state, arena=self._arena, ids=self._feed[:width]
+            )
+        return self._steps[width]
+
+    def _work(self, way: str, width: int) -> None:
+        step, state = self._step(width), self._state
+        controls = self._session.controls.rows_of(slice(0, 1))
+        self._feed[:1].copy_(state.next_ids)
+        step.forward()
+        arguments = controls.arguments(way)
+        arguments.pop("allowed", None)
+        step.sampling.accept_drafts(
+            step.logits.view(1, width, -1),
+            self._feed[MOST : MOST + width - 1].view(1, -1),
+            state.tokens,
+            state.counts,
+            state.lengths,
+            state.finished,
+            state.next_ids,
+            state.accepted,
+            controls.eos,
+            state.max_new,
+            **arguments,
+            pad_id=STOPPED,
+            workspace=step.draw_scratch(),
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Buffers beside the session's own."""
+        return self._arena.memory_bytes

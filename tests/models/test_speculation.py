@@ -1,0 +1,167 @@
+"""Drafts never change an answer, and pay where the text repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from decoders import host, model, prompt
+from test_decode_loop import Recorder, loop_of
+from test_decode_loop_sampling import Words
+
+from flash_rt import structures
+from flash_rt.structures.loops import depth
+from flash_rt.structures.loops.depth import Depth
+from flash_rt.structures.loops.lookup import Lookup
+
+
+@pytest.fixture
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft wherever there is anything, in steps of every width."""
+    widths = iter(range(10**9))
+
+    def choose(self: Depth, strength: int, room: int) -> int:
+        fits = [w - 1 for w in depth.WIDTHS if w - 1 <= room]
+        return fits[next(widths) % len(fits)] if fits else 0
+
+    monkeypatch.setattr(Depth, "choose", choose)
+
+
+def repetitive(width: int) -> torch.Tensor:
+    """A prompt in which things come again."""
+    ids, _ = prompt(1, 12)
+    return ids.repeat(1, width // 12 + 1)[:, :width]
+
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3 partial rotary"])
+@pytest.mark.parametrize("width", [3, 30])
+def test_greedy_tokens_are_those_of_plain_steps(name: str, width: int) -> None:
+    ids = repetitive(width)
+    wanted = host(name, ids, torch.ones_like(ids), max_new_tokens=60, eos_token_id=None)
+    attached = structures.attach(model(name))
+    try:
+        loop = structures.decode_loop(model(name), max_len=128, draft="lookup")
+        for _ in range(2):
+            assert torch.equal(loop.generate(ids, max_new_tokens=60, eos_token_id=()), wanted)
+        assert loop.speculation.verified > 0
+    finally:
+        attached.detach()
+
+
+FEW = {40: 7.0, 41: 7.5, 42: 7.0}  # so that a random model says things again
+SETTINGS: list[dict[str, Any]] = [
+    {"do_sample": True, "seed": 5, "logit_bias": FEW},
+    {"do_sample": True, "seed": 6, "temperature": 0.3, "top_k": 8, "top_p": 0.9, "min_p": 0.01},
+    {"repetition_penalty": 1.1, "frequency_penalty": 0.05, "logit_bias": FEW},
+    {"do_sample": True, "seed": 7, "presence_penalty": 0.5, "logit_bias": FEW},
+    {"min_new_tokens": 20, "eos_token_id": list(range(20, 28))},
+]
+
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_draws_are_those_of_plain_steps(settings: dict[str, Any]) -> None:
+    ids = repetitive(40)
+    options = {"max_new_tokens": 50, "eos_token_id": (), **settings}
+    with loop_of("llama") as plain:
+        wanted = plain.generate(ids, **options)
+        loop = structures.decode_loop(model("llama"), max_len=128, draft="lookup")
+        found = loop.generate(ids, **options)
+        counts = loop.speculation
+    assert torch.equal(found, wanted)
+    assert counts.verified > 0
+    if settings.get("logit_bias"):
+        assert 0 < counts.accepted < counts.drafted
+
+
+@pytest.mark.usefixtures("_always")
+def test_ends_limits_streams_and_prefixes_are_those_of_plain_steps() -> None:
+    ids = repetitive(40)
+    with loop_of("llama") as plain:
+        loop = structures.decode_loop(model("llama"), max_len=128, draft="lookup")
+        free = plain.generate(ids, max_new_tokens=88, eos_token_id=())
+        assert torch.equal(loop.generate(ids, eos_token_id=()), free)  # to the last position
+        for count in range(1, 12):
+            found = loop.generate(ids, max_new_tokens=count, eos_token_id=())
+            assert torch.equal(found, free[:, : 40 + count])
+        end = int(free[0, 60])
+        first = free[0, 40:].tolist().index(end)
+        stopped = loop.generate(ids, max_new_tokens=80, eos_token_id=end)
+        assert torch.equal(stopped, free[:, : 40 + first + 1])
+        recorder = Recorder()
+        text = f" {int(free[0, 55])} {int(free[0, 56])}"
+        options: dict[str, Any] = {"stop_strings": text, "tokenizer": Words()}
+        wanted = plain.generate(ids, max_new_tokens=80, eos_token_id=(), **options)
+        found = loop.generate(ids, max_new_tokens=80, eos_token_id=(), streamer=recorder, **options)
+        assert torch.equal(found, wanted)
+        assert recorder.puts == [ids[0].tolist(), *([i] for i in found[0, 40:].tolist())]
+        assert recorder.ended == 1
+        again = loop.generate(found, max_new_tokens=9, eos_token_id=(), reuse_prefix=True)
+        assert torch.equal(again, plain.generate(found, max_new_tokens=9, eos_token_id=()))
+        more = loop.generate(again, max_new_tokens=9, eos_token_id=(), reuse_prefix=True)
+        assert torch.equal(more, plain.generate(again, max_new_tokens=9, eos_token_id=()))
+        with_logprobs = loop.generate_with_logprobs(ids, max_new_tokens=9, eos_token_id=())
+        assert torch.equal(with_logprobs.sequences, free[:, :49])
+
+
+def test_rows_of_a_batch_are_decoded_plainly() -> None:
+    ids, mask = prompt(2, 9)
+    wanted = host("llama", ids, mask, max_new_tokens=9, eos_token_id=None)
+    attached = structures.attach(model("llama"))
+    try:
+        loop = structures.decode_loop(model("llama"), max_len=64, batch_size=2, draft="lookup")
+        assert torch.equal(loop.generate(ids, max_new_tokens=9, eos_token_id=()), wanted)
+        assert loop.speculation.verified == 0
+    finally:
+        attached.detach()
+
+
+def test_another_draft_is_refused() -> None:
+    with pytest.raises(ValueError, match='draft must be "lookup" or None, got "medusa"|medusa'):
+        structures.decode_loop(model("llama"), max_len=64, draft="medusa")
+
+
+def test_a_lookup_finds_what_followed_and_follows_it() -> None:
+    lookup = Lookup([1, 2, 3, 4, 5, 6, 9, 1, 2])
+    assert lookup.draft(3) == [3, 4, 5]
+    assert lookup.strength == 2
+    assert lookup.add(3) is True and lookup.strength == 3
+    assert lookup.draft(2) == [4, 5]
+    assert lookup.add(7) is False
+    assert lookup.strength == 0 and lookup.draft(4) == []
+    assert lookup.add(9) is None
+
+
+def test_a_lookup_runs_into_its_own_drafts() -> None:
+    lookup = Lookup([8, 1, 2, 3, 1, 2, 3])
+    assert lookup.draft(7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_longer_match_counts_before_a_later_one() -> None:
+    lookup = Lookup([1, 2, 3, 4, 50, 9, 3, 4, 60, 1, 2, 3, 4])
+    assert lookup.draft(1) == [50]
+    assert lookup.strength == 4
+
+
+def test_depth_follows_truth_and_cost() -> None:
+    costs = Depth()
+    costs.took(1, 1.0)
+    for width in depth.WIDTHS:
+        costs.took(width, 1.2)
+    for _ in range(60):
+        costs.saw_verified(2, 7, 7)
+    assert costs.choose(2, 20) == 7
+    assert costs.choose(2, 5) == 3
+    assert costs.choose(2, 0) == 0
+    for _ in range(100):
+        costs.saw_verified(2, 7, 0)
+    assert costs.choose(2, 20) == 0
+    for _ in range(100):
+        costs.saw(2, True)
+    assert costs.choose(2, 20) > 0
+    for width in depth.WIDTHS:
+        for _ in range(100):
+            costs.took(width, 20.0)
+    assert costs.choose(12, 20) == 0
