@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -98,6 +99,7 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
     binder = Binder()
     packing, quantising = made.packing, settings.quantising
     try:
+        begun = perf_counter()
         if packing is not None and quantising is not None:
             with proof_state(packing.device):
                 prepared = prepare(host, packing, quantising)
@@ -107,6 +109,7 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
             with proof_state(packing.device):
                 finish(host, packing, quantising, prepared)
             packing.hosts.settle(packing.owners(host), binder)
+            packing.seconds = perf_counter() - begun
         made.captured = _capture(target, binder, packing)
         made.generation = _open_generate(made, host, binder)
         if not isinstance(host, Overridden):

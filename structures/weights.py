@@ -123,6 +123,11 @@ class PackedCopy:
         return found
 
     @property
+    def runs(self) -> list[PackedWeight]:
+        """The packed weights, which have all rows together in their order."""
+        return [*self._parts.values()]
+
+    @property
     def whole(self) -> bool:
         """Whether the copy is one packed weight."""
         return (0, self._rows) in self._parts

@@ -46,6 +46,18 @@ def parser() -> argparse.ArgumentParser:
         choices=[*models.CONFIGS, REAL_MODEL],
         help="true shape with random weights; smollm2 is a real checkpoint",
     )
+    add(
+        "--precision",
+        nargs="+",
+        choices=["auto", "fp8", "int8", "nvfp4"],
+        default=["auto"],
+        help="one FlashRT entry each (parts decode, rows, fidelity; load takes one); default auto",
+    )
+    add(
+        "--min-cosine",
+        type=float,
+        help="floor that quantised entries are promoted to; default none, for random weights",
+    )
     add("--peers", nargs="*", choices=PEERS, default=[], help="measured in the same run")
     add("--prompt", type=int, default=128, help="prompt tokens; default %(default)s")
     add("--new", type=int, default=256, help="new tokens; default %(default)s")
@@ -71,7 +83,6 @@ def parser() -> argparse.ArgumentParser:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", default=default, help="cpu, cuda or cuda:N; default here %(default)s")
     add("--dtype", choices=[*DTYPES], default="bf16", help="default %(default)s")
-    add("--precision", default="auto", help="of the part load; default %(default)s")
     add("--compile-backend", default="inductor", help="of the compiled peers; default %(default)s")
     add("--commit", help="recorded where the run is no git checkout")
     add("--json", help="the record's path; default a file in build/records")
@@ -89,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if LOAD in options.parts:
         if options.parts != [LOAD]:
             parser().error(f"load must be the only part, got {' '.join(options.parts)}")
+        if len(options.precision) > 1:
+            parser().error(f"load takes one --precision, got {' '.join(options.precision)}")
         _print(*load.main(options))
         return
     if options.prompt + options.new > options.cache:

@@ -6,14 +6,13 @@ correctness gate, warm-up of every peer, timings.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from . import flashrt, rule, timing
+from . import flashrt, precisions, rule, timing
 from .fidelity import compare_steps
 from .peers import HostRunner, Runner, make_peer
 from .session import Session, say
@@ -40,55 +39,106 @@ def inter_token_ms(
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Run the part; raises SystemExit where the gate fails, after the record has the errors."""
-    from flash_rt import structures
+    """Run the part; raises SystemExit where the gate fails, after the record has the errors.
 
+    What is said of the first precision stands in the part itself, of others in ``others``.
+    """
     options = session.options
     ids = session.prompt(options.prompt)
     result: dict[str, Any] = dict(
         prompt_tokens=options.prompt, new_tokens=options.new, cache_tokens=options.cache
     )
-    say("decode: attaching")
-    started = flashrt.start(session.model, ids, cache_tokens=options.cache)
+    started: list[flashrt.Started] = []
     try:
-        result["start"] = started.costs
-        costs = started.costs
-        say(
-            f"decode: {costs['bound_regions']} of {costs['regions']} regions bound, "
-            f"attach and first token {costs['total_s']:.2f} s"
-        )
-        result["explain"] = str(structures.explain(started.plan))
-        result["gate"] = gate(session, started.runner, ids)
-        session.finish_part("decode", result)
-        say("decode: gate " + ("; ".join(result["gate"]["broken"]) or "passed"))
-        if not result["gate"]["passed"] and not options.no_gate:
-            raise SystemExit(f"bench: the correctness gate failed: {result['gate']['broken']}")
-        result["host_us_per_step"] = flashrt.host_us_per_step(started.runner, ids, options.new)
-        runners: list[Runner] = [started.runner]
+        for precision in options.precision:
+            entry = result if not started else {}
+            started.append(_begin(session, precision, ids, entry))
+            if entry is not result:
+                result.setdefault("others", {})[started[-1].runner.name] = entry
+            session.finish_part("decode", result)
+            broken = entry["gate"]["broken"]
+            say(f"decode {started[-1].runner.name}: gate " + ("; ".join(broken) or "passed"))
+            if not entry["gate"]["passed"] and not options.no_gate:
+                raise SystemExit(f"bench: the correctness gate failed: {broken}")
+            entry["host_us_per_step"] = flashrt.host_us_per_step(
+                started[-1].runner, ids, options.new
+            )
+        ours = {s.runner.name: precisions.step_weight_bytes(session, s.plan) for s in started}
+        runners: list[Runner] = [s.runner for s in started]
         runners += [
             make_peer(
                 name, session.host, cache_tokens=options.cache, backend=options.compile_backend
             )
             for name in options.peers
         ]
-        result["runs"] = time_runners(session, runners, ids)
+        result["runs"] = time_runners(session, runners, ids, ours)
     finally:
-        started.plan.detach()
+        for one in started:
+            one.plan.detach()
     return result
 
 
-def gate(session: Session, ours: Runner, ids: torch.Tensor) -> dict[str, Any]:
-    """Apply the fidelity rule to the logits after the prompt and after each forced token."""
+def _begin(
+    session: Session, precision: str, ids: torch.Tensor, entry: dict[str, Any]
+) -> flashrt.Started:
+    """Attach one precision and pass it through the gate; what was found goes into ``entry``."""
+    from flash_rt import structures
+
+    cache_tokens = session.options.cache
+    say(f"decode: attaching {precision}")
+    started = flashrt.start(
+        precisions.entry_model(session, precision),
+        ids,
+        cache_tokens=cache_tokens,
+        precision=precision,
+        min_cosine=session.options.min_cosine,
+    )
+    costs = started.costs
+    say(
+        f"decode {precision}: {costs['bound_regions']} of {costs['regions']} regions bound, "
+        f"attach and first token {costs['total_s']:.2f} s"
+    )
+    try:
+        entry |= dict(
+            precision=precision,
+            start=costs,
+            explain=str(structures.explain(started.plan)),
+            weights=precisions.summary(started.plan),
+            gate=gate(session, started, ids),
+        )
+    except BaseException:
+        started.plan.detach()
+        raise
+    return started
+
+
+def gate(session: Session, started: flashrt.Started, ids: torch.Tensor) -> dict[str, Any]:
+    """Apply the fidelity rule to the logits after the prompt and after each forced token.
+
+    Quantised weights are compared with a host that has the same values, and the prompt is read as
+    a decode step would, so that the rule judges the kernels and not the format.
+    """
+    from flash_rt.structures.products import as_decoded
+
     forced = session.prompt(session.options.forced, seed=2)
     cache = session.options.cache
-    reference = copy.deepcopy(session.host).float()
-    errors = compare_steps(
-        HostRunner("fp32", reference, cache_tokens=cache),
-        {"flashrt": ours, "host": HostRunner("host", session.host, cache_tokens=cache)},
-        ids,
-        forced,
-    )
-    del reference
+    reference = precisions.dequantised(session.host, started.plan, torch.float32)
+    host = session.host
+    if started.plan.packing is not None:
+        host = precisions.dequantised(session.host, started.plan, next(host.parameters()).dtype)
+    with as_decoded():
+        errors = compare_steps(
+            HostRunner("fp32", reference, cache_tokens=cache),
+            {
+                "flashrt": started.runner,
+                "host": HostRunner("host", host, cache_tokens=cache),
+            },
+            ids,
+            forced,
+        )
+    if started.plan.packing is not None:
+        started.runner.loop.reset()  # its prefill was recorded as decoded
+    del reference, host
     if session.device.type == "cuda":
         torch.cuda.empty_cache()
     verdict = rule.judge(errors["flashrt"], errors["host"], with_top1=False)
@@ -99,13 +149,18 @@ def gate(session: Session, ours: Runner, ids: torch.Tensor) -> dict[str, Any]:
     )
 
 
-def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> dict[str, Any]:
+def time_runners(
+    session: Session, runners: list[Runner], ids: torch.Tensor, ours: dict[str, int]
+) -> dict[str, Any]:
     """Warm every runner up, then time first token and inter-token time, interleaved.
 
     A peer that fails is recorded with its error and leaves; there is no ratio then.
+
+    Args:
+        ours: names of FlashRT's runners, and the bytes of weights that their steps read.
     """
     options, device = session.options, session.device
-    result, tokens = warm_up(session, runners, ids)
+    result, tokens = warm_up(session, runners, ids, ours)
     running = [runner for runner in runners if runner.name in tokens]
     first = timing.interleave(
         {r.name: partial(timing.wall_ms, partial(r.generate, ids, 1), device) for r in running},
@@ -116,8 +171,9 @@ def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> 
         rounds=options.repeats,
         budget_s=options.peer_seconds,
     )
-    step_bytes = session.traffic.step_bytes(options.prompt + options.new / 2)
+    cache_bytes = session.traffic.cache_bytes_per_position * (options.prompt + options.new / 2)
     for name, found in samples.items():
+        step_bytes = ours.get(name, session.traffic.weight_bytes) + cache_bytes
         result[name] |= dict(
             first_token_ms=first[name].median_ms,
             ms_per_token=found.median_ms,
@@ -128,14 +184,15 @@ def time_runners(session: Session, runners: list[Runner], ids: torch.Tensor) -> 
             same_tokens_as_first=_equal_prefix(tokens[name], tokens[runners[0].name]),
         )
         say(f"decode {name}: {found.median_ms:.3f} ms/token")
-    ours, *peers = (samples[runner.name].median_ms for runner in running)
+    peers = [samples[runner.name].median_ms for runner in running if runner.name not in ours]
     if peers and len(running) == len(runners):
-        result[runners[0].name]["ratio_to_best_peer"] = min(peers) / ours
+        for name in ours:
+            result[name]["ratio_to_best_peer"] = min(peers) / samples[name].median_ms
     return result
 
 
 def warm_up(
-    session: Session, runners: list[Runner], ids: torch.Tensor
+    session: Session, runners: list[Runner], ids: torch.Tensor, ours: dict[str, int]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """First calls: what they cost or how they failed, and the tokens of those that run."""
     result: dict[str, Any] = {}
@@ -148,7 +205,7 @@ def warm_up(
             runner.generate(ids, 4)
             tokens[runner.name] = runner.generate(ids, session.options.new)
         except RuntimeError as error:  # of the compiler, of CUDA, out of memory
-            if runner is runners[0]:
+            if runner.name in ours:
                 raise
             result[runner.name] = dict(error=f"{type(error).__name__}: {error}"[:500])
             say(f"decode {runner.name}: FAILED {result[runner.name]['error']}")

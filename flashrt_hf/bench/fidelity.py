@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..host import REAL_MODEL
-from . import rule, text
+from . import precisions, rule, text
 from .flashrt import FlashRTRunner
 from .peers import HostRunner, Runner
+from .quality import Quality
 from .session import Session, say
 
 if TYPE_CHECKING:
@@ -26,40 +27,58 @@ PROMPT_TOKENS = 16
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Compare both paths on ``--windows`` windows of ``--window-tokens`` tokens."""
-    from flash_rt import structures
+    """Compare both paths on ``--windows`` windows of ``--window-tokens`` tokens.
 
+    The first precision's values are the part's own; those of others stand in ``others``. The rule
+    is for the model's own precision; others have cosine and perplexity.
+    """
     options = session.options
-    real = session.name == REAL_MODEL
     ids, source = _windows(session)
     reference = copy.deepcopy(session.host).float()
-    prompt, forced = ids[:, :PROMPT_TOKENS], ids[:, PROMPT_TOKENS:]
+    shared = dict(text=source, windows=options.windows, window_tokens=ids.shape[1])
+    result: dict[str, Any] = {}
+    for precision in options.precision:
+        found = _run(session, precision, reference, ids)
+        if not result:
+            result = shared | found
+        else:
+            result.setdefault("others", {})[precisions.entry_name(precision)] = found
+    return result
+
+
+def _run(
+    session: Session, precision: str, reference: PreTrainedModel, ids: torch.Tensor
+) -> dict[str, Any]:
+    from flash_rt.structures import explain
+
     cache = ids.shape[1]
-    plan = structures.attach(session.model, session.model.forward)
+    model = precisions.entry_model(session, precision)
+    plan = precisions.attach(model, precision, min_cosine=session.options.min_cosine)
+    result: dict[str, Any] = dict(precision=precision, weights=precisions.summary(plan))
     try:
-        ours = FlashRTRunner(session.model, cache_tokens=cache, rows=ids.shape[0])
+        ours = FlashRTRunner(model, cache_tokens=cache, rows=ids.shape[0])
+        host = HostRunner("host", session.host, cache_tokens=cache)
+        truth = HostRunner("fp32", reference, cache_tokens=cache)
+        prompt, forced = ids[:, :PROMPT_TOKENS], ids[:, PROMPT_TOKENS:]
+        quality: dict[str, Quality] = dict(decode=Quality(), forward=Quality())
+        runners: dict[str, Runner] = {"flashrt": ours, "host": host}
         paths = {
-            "decode": compare_steps(
-                HostRunner("fp32", reference, cache_tokens=cache),
-                {"flashrt": ours, "host": HostRunner("host", session.host, cache_tokens=cache)},
-                prompt,
-                forced,
-            ),
+            "decode": compare_steps(truth, runners, prompt, forced, quality["decode"]),
             "forward": compare_forwards(
-                reference, {"flashrt": session.model, "host": session.host}, ids
+                reference, {"flashrt": model, "host": session.host}, ids, quality["forward"]
             ),
         }
+        result["explain"] = str(explain(plan)) if plan.packing is not None else ""
     finally:
         plan.detach()
-    result: dict[str, Any] = dict(text=source, windows=options.windows, window_tokens=cache)
     for path, errors in paths.items():
-        verdict = rule.judge(errors["flashrt"], errors["host"], with_top1=real)
-        result[path] = dict(
-            passed=verdict.passed,
-            broken=list(verdict.broken),
-            **{name: error.summary() for name, error in errors.items()},
-        )
-        say(f"fidelity {path}: " + ("; ".join(verdict.broken) or "passed"))
+        result[path] = {name: error.summary() for name, error in errors.items()}
+        result[path] |= quality[path].summary()
+        if precision == precisions.PLAIN:
+            real = session.name == REAL_MODEL
+            verdict = rule.judge(errors["flashrt"], errors["host"], with_top1=real)
+            result[path] |= dict(passed=verdict.passed, broken=list(verdict.broken))
+        say(f"fidelity {precision} {path}: {quality[path]}")
     return result
 
 
@@ -82,26 +101,40 @@ def _windows(session: Session) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def compare_steps(
-    reference: Runner, others: dict[str, Runner], prompt: torch.Tensor, forced: torch.Tensor
+    reference: Runner,
+    others: dict[str, Runner],
+    prompt: torch.Tensor,
+    forced: torch.Tensor,
+    quality: Quality | None = None,
 ) -> dict[str, rule.LogitError]:
     """Feed the same tokens to every runner, one a step, and sum up the errors of every step."""
     errors = {name: rule.LogitError() for name in others}
     steps = {name: runner.forced_steps(prompt, forced) for name, runner in others.items()}
-    for expected in reference.forced_steps(prompt, forced):
-        for name, step in steps.items():
-            errors[name].add(next(step), expected)
+    for index, expected in enumerate(reference.forced_steps(prompt, forced)):
+        logits = {name: next(step) for name, step in steps.items()}
+        for name, found in logits.items():
+            errors[name].add(found, expected)
+        if quality is not None and index < forced.shape[1]:
+            quality.add({**logits, "fp32": expected}, forced[:, index])
     return errors
 
 
 @torch.no_grad()
 def compare_forwards(
-    reference: PreTrainedModel, others: dict[str, PreTrainedModel], ids: torch.Tensor
+    reference: PreTrainedModel,
+    others: dict[str, PreTrainedModel],
+    ids: torch.Tensor,
+    quality: Quality | None = None,
 ) -> dict[str, rule.LogitError]:
     """Run every window through every model's forward at once, without a cache."""
     errors = {name: rule.LogitError() for name in others}
     for row in range(ids.shape[0]):
         window = ids[row : row + 1]
         expected = reference(input_ids=window, use_cache=False).logits[0]
-        for name, model in others.items():
-            errors[name].add(model(input_ids=window, use_cache=False).logits[0], expected)
+        logits = {n: m(input_ids=window, use_cache=False).logits[0] for n, m in others.items()}
+        for name, found in logits.items():
+            errors[name].add(found, expected)
+        if quality is not None:
+            every = {**logits, "fp32": expected}
+            quality.add({name: found[:-1] for name, found in every.items()}, window[0, 1:])
     return errors

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import models, timing
+from . import models, precisions, timing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 class FlashRTRunner:
     """``structures.decode_loop`` behind the interface of the peers."""
 
-    def __init__(self, model: PreTrainedModel, *, cache_tokens: int, rows: int = 1) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, cache_tokens: int, rows: int = 1, name: str = "flashrt"
+    ) -> None:
         from flash_rt import structures
 
-        self.name = "flashrt"
+        self.name = name
         self.loop = structures.decode_loop(model, max_len=cache_tokens, batch_size=rows)
 
     def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
@@ -70,24 +72,33 @@ class Started:
     costs: dict[str, Any]
 
 
-def start(model: PreTrainedModel, ids: torch.Tensor, *, cache_tokens: int) -> Started:
+def start(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    *,
+    cache_tokens: int,
+    precision: str = precisions.PLAIN,
+    min_cosine: float | None = None,
+) -> Started:
     """Attach, make the loop and generate one token; measure time and peak memory on the way.
 
-    Nothing but the model's weights should be on the device when this is called.
+    What is on the device beside the model's weights when this is called does not count.
     """
     begun = time.perf_counter()
-    from flash_rt import structures
+    from flash_rt import structures  # noqa: F401
 
     imported = time.perf_counter()
-    cuda = ids.is_cuda
+    cuda, others = ids.is_cuda, 0
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        others = max(0, torch.cuda.memory_allocated() - models.parameter_bytes(model))
     marks = [time.perf_counter()]
-    plan = structures.attach(model, model.forward)
+    plan = precisions.attach(model, precision, min_cosine=min_cosine)
     marks.append(time.perf_counter())
-    runner = FlashRTRunner(model, cache_tokens=cache_tokens)
+    name = precisions.entry_name(precision)
+    runner = FlashRTRunner(model, cache_tokens=cache_tokens, name=name)
     marks.append(time.perf_counter())
     runner.generate(ids, 1)
     timing.synchronize(ids.device)
@@ -103,8 +114,9 @@ def start(model: PreTrainedModel, ids: torch.Tensor, *, cache_tokens: int) -> St
     )
     if cuda:
         row = models.traffic(model).cache_bytes_per_position
-        needed = models.parameter_bytes(model) + cache_tokens * row
-        peak = torch.cuda.max_memory_allocated()
+        packed = 0 if plan.packing is None else plan.packing.memory_bytes
+        needed = models.parameter_bytes(model) + packed + cache_tokens * row
+        peak = torch.cuda.max_memory_allocated() - others
         costs |= dict(
             weights_and_cache_bytes=needed,
             peak_bytes=peak,

@@ -97,8 +97,9 @@ def run_once(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         RuntimeError: it failed; the text is the last line of what it said.
     """
     command = [sys.executable, "-m", "flash_rt.flashrt_hf.bench.load_once", str(folder)]
-    names = ("device", "dtype", "precision", "prompt", "cache")
+    names = ("device", "dtype", "prompt", "cache")
     command += [text for name in names for text in (f"--{name}", str(getattr(options, name)))]
+    command += ["--precision", *options.precision]
     done = subprocess.run(
         [*command, "--begun", repr(time.time())], capture_output=True, text=True, check=False
     )
@@ -120,7 +121,7 @@ def summary(rounds: list[dict[str, Any]], options: argparse.Namespace) -> dict[s
     return dict(
         prompt_tokens=options.prompt,
         cache_tokens=options.cache,
-        precision=options.precision,
+        precision=options.precision[0],
         total_s=statistics.median(r["total_s"] for r in rounds),
         interpreter_s=statistics.median(r["interpreter_s"] for r in rounds),
         import_s=statistics.median(r["import_s"] for r in rounds),

@@ -159,6 +159,15 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, memo)
 
 
+def alias(model: PreTrainedModel) -> PreTrainedModel:
+    """A second model with parameters of its own over the same memory; tied ones stay tied."""
+    memo: dict[int, Any] = {
+        id(parameter): torch.nn.Parameter(parameter.detach(), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
 def traffic(model: PreTrainedModel) -> Traffic:
     """Count what a decode step reads: all weights but an input embedding that is not the head."""
     embedding = model.get_input_embeddings().weight

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import timing
+from . import precisions, timing
 from .decode import inter_token_ms
 from .flashrt import FlashRTRunner
 from .session import Session, say
@@ -19,18 +19,28 @@ LARGEST_RATIO = 1.12
 
 
 def run(session: Session) -> dict[str, Any]:
-    """Time ``--rows`` rows against one and compare each row's bits with its lone run."""
-    from flash_rt import structures
+    """Time ``--rows`` rows against one and compare each row's bits with its lone run.
 
+    The first precision's values are the part's own; those of others stand in ``others``.
+    """
+    first, *others = (_run(session, precision) for precision in session.options.precision)
+    if others:
+        first["others"] = {precisions.entry_name(o["precision"]): o for o in others}
+    return first
+
+
+def _run(session: Session, precision: str) -> dict[str, Any]:
     options = session.options
     prompts = session.prompt(options.prompt, rows=options.rows)
     forced = session.prompt(options.forced, rows=options.rows, seed=2)
-    plan = structures.attach(session.model, session.model.forward)
+    model = precisions.entry_model(session, precision)
+    plan = precisions.attach(model, precision)
     try:
-        one = FlashRTRunner(session.model, cache_tokens=options.cache)
-        many = FlashRTRunner(session.model, cache_tokens=options.cache, rows=options.rows)
+        one = FlashRTRunner(model, cache_tokens=options.cache)
+        many = FlashRTRunner(model, cache_tokens=options.cache, rows=options.rows)
         bits = compare_bits(one, many, prompts, forced, new_tokens=options.new)
-        say("rows: same bits" if all(bits.values()) else f"rows: BITS DIFFER {bits}")
+        same = "same bits" if all(bits.values()) else f"BITS DIFFER {bits}"
+        say(f"rows {precision}: {same}")
         samples = timing.interleave(
             {
                 "one": inter_token_ms(one, prompts[:1], options.new, session.device),
@@ -44,6 +54,7 @@ def run(session: Session) -> dict[str, Any]:
     ratio = many_ms / one_ms
     timed = min(many_ms, one_ms) > 0  # differences of times: noise can turn them negative
     return dict(
+        precision=precision,
         rows=options.rows,
         **bits,
         one_ms=one_ms,

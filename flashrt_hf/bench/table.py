@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Row = tuple[str, ...]
@@ -53,21 +53,11 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
     """Every other measured value, one a line."""
     name, parts = record["model"]["name"], record["parts"]
     decode = parts.get("decode", {})
-    for key, what in START_FACTS.items():
-        if key in decode.get("start", {}):
-            yield name, what, f"{decode['start'][key]:.2f}"
-    if "host_us_per_step" in decode:
-        yield name, "host time of a step, us", f"{decode['host_us_per_step']:.1f}"
-    if "gate" in decode:
-        yield from _errors(name, "gate", decode["gate"])
+    yield from _of_precisions(name, decode, _start_facts)
     for case, found in parts.get("context", {}).get("cases", {}).items():
         text = f"{found['ms_per_token']:.3f} ms, {found['tokens_per_s']:.0f} tok/s"
         yield name, f"cache:live {case}", f"{text}, {found['ratio_to_first']:.3f}x"
-    rows = parts.get("rows")
-    if rows:
-        bits = "same bits" if rows["same_tokens"] and rows["same_logits"] else "BITS DIFFER"
-        ratio = f"{rows['ratio']:.3f}x" if rows["ratio"] > 0 else "lost in noise"
-        yield name, f"{rows['rows']} rows to one", f"{ratio}, {bits}"
+    yield from _of_precisions(name, parts.get("rows", {}), _rows_facts)
     if "load" in parts:
         yield from _load_facts(name, parts["load"])
     for case in ("one_token", "prefill"):
@@ -77,9 +67,55 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
                 f"attached forward to host, {case}",
                 f"{parts['forward'][case]['ratio']:.3f}x",
             )
+    yield from _of_precisions(name, parts.get("fidelity", {}), _fidelity_facts)
+
+
+def _of_precisions(
+    name: str,
+    part: Mapping[str, Any],
+    facts: Callable[[str, str, Mapping[str, Any]], Iterable[Row]],
+) -> Iterable[Row]:
+    """Facts of a part's first precision, then of the others that were measured with it."""
+    for found in (part, *part.get("others", {}).values()):
+        precision = found.get("precision", "auto")
+        yield from facts(name, "" if precision == "auto" else f" ({precision})", found)
+
+
+def _start_facts(name: str, how: str, found: Mapping[str, Any]) -> Iterable[Row]:
+    for key, what in START_FACTS.items():
+        if key in found.get("start", {}):
+            yield name, f"{what}{how}", f"{found['start'][key]:.2f}"
+    if "host_us_per_step" in found:
+        yield name, f"host time of a step, us{how}", f"{found['host_us_per_step']:.1f}"
+    if "gate" in found:
+        yield from _errors(name, f"gate{how}", found["gate"])
+
+
+def _rows_facts(name: str, how: str, found: Mapping[str, Any]) -> Iterable[Row]:
+    if found:
+        bits = "same bits" if found["same_tokens"] and found["same_logits"] else "BITS DIFFER"
+        ratio = f"{found['ratio']:.3f}x" if found["ratio"] > 0 else "lost in noise"
+        yield name, f"{found['rows']} rows to one{how}", f"{ratio}, {bits}"
+
+
+def _fidelity_facts(name: str, how: str, found: Mapping[str, Any]) -> Iterable[Row]:
     for path in ("decode", "forward"):
-        if "fidelity" in parts:
-            yield from _errors(name, f"fidelity, {path}", parts["fidelity"][path])
+        if path not in found:
+            continue
+        yield from _errors(name, f"fidelity, {path}{how}", found[path])
+        if "cosine" in found[path]:
+            ours, host = (found[path]["perplexity"][n] for n in ("flashrt", "host"))
+            worst = found[path]["worst_percent_cosine"]
+            yield (
+                name,
+                f"fidelity, {path}{how}: cosine with the host, worst 1 %; perplexity (host's)",
+                f"{found[path]['cosine']:.5f}, {worst:.5f}; {ours:.4g} ({host:.4g})",
+            )
+    weights = found.get("weights")
+    if weights:
+        shares = ", ".join(f"{n} {s:.1%}" for n, s in weights["share_of_weights"].items())
+        text = f"{weights['bits_per_weight']:.2f} ({shares})"
+        yield name, f"fidelity{how}: mean bits a weight", text
 
 
 def _load_facts(name: str, found: Mapping[str, Any]) -> Iterable[Row]:

@@ -44,6 +44,7 @@ class Packing:
         prices: loss of cosine by unit and precision, where it was measured.
         fidelity: of the whole model, where it was measured.
         promotions: what was promoted for the floor, in order.
+        seconds: what statistics, packing, measuring and promoting took.
         notes: lines for explain.
     """
 
@@ -55,6 +56,7 @@ class Packing:
     prices: Prices = field(default_factory=dict)
     fidelity: Fidelity | None = None
     promotions: list[Promotion] = field(default_factory=list)
+    seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
     @property

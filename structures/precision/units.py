@@ -12,8 +12,9 @@ from torch import nn
 from ..catalogue.base import Part
 from ..catalogue.spec import NotThisForm
 from ..discover import Candidate
+from ..weights import copy_of
 from .embedding import embedding_factor
-from .formats import packed_size
+from .formats import packed_size, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,18 @@ class Leaf:
         """(N, K)."""
         first, second = self.parameter.shape
         return (second, first) if self.transposed else (first, second)
+
+    def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
+        """What the packed copy stands for, in the host's layout, rounded to ``dtype``.
+
+        Raises:
+            ValueError: there is none.
+        """
+        packed = copy_of(self.parameter)
+        if packed is None:
+            raise ValueError(f"unpacked: {self.path} must have a packed copy, got none")
+        values = torch.cat([unpack(run, dtype) for run in packed.runs])
+        return values.t() if self.transposed else values
 
 
 @dataclass(eq=False)

@@ -11,8 +11,8 @@ from comparing import deviation, portrait, same_bits
 from torch import nn
 
 from flash_rt import structures
-from flash_rt.structures.precision.formats import QUANTISED, unpack
-from flash_rt.structures.weights import COPY, copy_of
+from flash_rt.structures.precision.formats import QUANTISED
+from flash_rt.structures.weights import COPY
 
 NAMES = ("llama", "qwen3", "gemma3", "gpt2")
 
@@ -25,14 +25,10 @@ def dequantised(name: str, plan: structures.Plan, model: nn.Module) -> Any:
     with torch.no_grad():
         for unit in plan.packing.quantised:
             for leaf in unit.leaves:
-                packed = copy_of(leaf.parameter)
-                assert packed is not None
-                values = torch.cat([unpack(p, torch.float32) for p in packed._parts.values()])
-                values = values.t() if leaf.transposed else values
                 target = theirs.get(f"{leaf.path}.weight")
                 if target is None:  # tied
                     target = twin.get_submodule(leaf.path).weight
-                target.copy_(values)
+                target.copy_(leaf.unpacked(torch.float32))
     return twin
 
 

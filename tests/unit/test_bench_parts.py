@@ -119,6 +119,55 @@ def test_fidelity(tmp_path):
         assert part[path]["host"]["rms"] > 0
 
 
+def test_decode_of_several_precisions(tmp_path, capsys):
+    names = ["auto", "fp8", "int8", "nvfp4"]
+    found = run(tmp_path, "decode", *SMALL, *FAST, "--peers", "eager", "--precision", *names)
+    part = found["parts"]["decode"]
+    assert list(part["runs"]) == ["flashrt", *(f"flashrt {n}" for n in names[1:]), "eager"]
+    assert list(part["others"]) == [f"flashrt {n}" for n in names[1:]]
+    assert part["precision"] == "auto" and part["weights"] == {}
+    bits = [entry["weights"]["bits_per_weight"] for entry in part["others"].values()]
+    assert bits[0] == bits[1]
+    for entry in (part, *part["others"].values()):
+        assert entry["gate"]["passed"], entry["gate"]
+        assert entry["start"]["bound_regions"] > 0
+        assert entry["gate"]["flashrt"]["rms"] > 0
+    for name in ("flashrt", "flashrt fp8"):
+        assert part["runs"][name]["ratio_to_best_peer"] > 0
+    per_byte = {
+        name: run_["bytes_per_s"] * run_["ms_per_token"] for name, run_ in part["runs"].items()
+    }
+    assert per_byte["flashrt fp8"] < 0.6 * per_byte["flashrt"]
+    assert per_byte["eager"] == pytest.approx(per_byte["flashrt"])
+    out = capsys.readouterr().out
+    assert "tiny-llama | flashrt nvfp4 | " in out and "| gate (fp8): logit error" in out
+
+
+def test_rows_of_several_precisions(tmp_path):
+    part = run(tmp_path, "rows", *SMALL, *FAST, "--precision", "fp8", "nvfp4")["parts"]["rows"]
+    assert part["precision"] == "fp8"
+    for found in (part, part["others"]["flashrt nvfp4"]):
+        assert found["same_tokens"] is True and found["same_logits"] is True
+
+
+def test_fidelity_of_several_precisions(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLASH_RT_CACHE", str(tmp_path / "cache"))
+    windows = ["--windows", "2", "--window-tokens", "24", "--dtype", "fp32"]
+    names = ["auto", "int8", "nvfp4"]
+    part = run(tmp_path, "fidelity", *SMALL, *FAST, *windows, "--precision", *names)
+    part = part["parts"]["fidelity"]
+    for path in ("decode", "forward"):
+        entries = [part, *part["others"].values()]
+        cosines = [entry[path]["cosine"] for entry in entries]
+        assert cosines[0] > 0.999999 > cosines[1] > 0.99 > cosines[2] > 0.8
+        losses = [entry[path]["perplexity"] for entry in entries]
+        assert losses[0]["flashrt"] == pytest.approx(losses[0]["host"], rel=1e-5)
+        assert losses[2]["flashrt"] != pytest.approx(losses[2]["host"], rel=1e-4)
+        assert part[path]["predicted_positions"] == 2 * (8 if path == "decode" else 23)
+        assert "passed" in part[path] and "passed" not in part["others"]["flashrt int8"][path]
+    assert "fidelity (nvfp4): mean bits a weight | " in capsys.readouterr().out
+
+
 def test_load(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(load, "build_folder", lambda: tmp_path / "build")
     small = ["--model", "tiny-llama", "--device", "cpu", "--prompt", "9", "--cache", "64"]
