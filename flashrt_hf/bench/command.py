@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..host import DTYPES, REAL_MODEL
-from . import context, decode, fidelity, forward, load, models, record, rows, table
+from . import context, decode, fidelity, forward, load, models, record, rows, serve, table
 from .peers import PEERS
 from .session import Session, build_folder, open_session, say
 
@@ -31,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="flash-rt bench",
         description="Measure one model; parts run in the order given and share the model.",
-        epilog="flash-rt bench table FILE...   prints records as a Markdown table",
+        epilog="flash-rt bench serve --help   streaming through HTTP. "
+        "flash-rt bench table FILE...   prints records as a Markdown table",
     )
     add = made.add_argument
     add(
@@ -94,6 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "table":
         _table(arguments[1:])
+        return
+    if arguments and arguments[0] == "serve":
+        asked = serve.parser().parse_args(arguments[1:])
+        asked.command = recorded_command(arguments, asked.json)
+        _print(*serve.main(asked))
         return
     options = parser().parse_args(arguments)
     options.command = recorded_command(arguments, options.json)

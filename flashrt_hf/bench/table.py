@@ -60,6 +60,12 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
     yield from _of_precisions(name, parts.get("rows", {}), _rows_facts)
     if "load" in parts:
         yield from _load_facts(name, parts["load"])
+    if "serve" in parts:
+        yield from _serve_facts(name, parts["serve"])
+    if "abuse" in parts:
+        wrong, count = len(parts["abuse"]["wrong"]), sum(parts["abuse"]["requests"].values())
+        grown = parts["abuse"]["grown_bytes"] / 2**20
+        yield name, f"{count} requests of load and abuse", f"{wrong} wrong, {grown:+.1f} MB"
     for case in ("one_token", "prefill"):
         if "forward" in parts:
             yield (
@@ -129,6 +135,30 @@ def _load_facts(name: str, found: Mapping[str, Any]) -> Iterable[Row]:
             if stage in stages
         )
         yield name, f"{what}{how}, s", f"{stages['total_s']:.2f} ({parts})"
+
+
+def _serve_facts(name: str, found: Mapping[str, Any]) -> Iterable[Row]:
+    bare, http, many = found["bare"], found["http"], found["many"]
+    same = "same answers" if found["same_as_bare"] else "ANSWERS DIFFER"
+    yield (
+        name,
+        "streaming through HTTP to the bare loop, tok/s",
+        f"{http['rate']:.1f} to {bare['rate']:.1f}: {found['streaming_ratio']:.3f}x, {same}",
+    )
+    first = f"{http['first_ms']:.2f} to {bare['first_ms']:.2f}: {found['first_extra_ms']:+.2f}"
+    yield name, "first token through HTTP to the bare loop, ms", first
+    same = "same answers" if many["same_as_single"] else "ANSWERS DIFFER"
+    yield (
+        name,
+        f"{many['clients']} clients to one, tok/s",
+        f"{many['total_rate']:.1f} to {many['single_rate']:.1f}: {many['total_ratio']:.2f}x, "
+        f"{same}",
+    )
+    yield (
+        name,
+        f"{many['clients']} clients: slowest to mean, longest gap",
+        f"{many['slowest_share']:.2f}, {many['longest_gap_ms']:.1f} ms",
+    )
 
 
 def _errors(name: str, what: str, found: Mapping[str, Any]) -> Iterable[Row]:

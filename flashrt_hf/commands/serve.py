@@ -46,6 +46,9 @@ def command(
     timeout: Annotated[float, typer.Option(help="seconds from request to last token")] = 600.0,
     grace: Annotated[float, typer.Option(help="seconds for running requests at the end")] = 30.0,
     max_body: Annotated[float, typer.Option(help="largest request body in MiB")] = 16.0,
+    prefix_reuse: Annotated[
+        bool, typer.Option(help="compute only what a conversation's next turn adds")
+    ] = True,
     image_urls: Annotated[
         bool, typer.Option("--image-urls", help="fetch images from public web addresses")
     ] = False,
@@ -76,6 +79,7 @@ def command(
             request_timeout_s=timeout,
             grace_s=grace,
             max_body_bytes=int(max_body * MIB),
+            prefix_reuse=prefix_reuse,
             image_urls=image_urls,
         )
         place, kind = placement(device, dtype)

@@ -61,7 +61,7 @@ def prepare(body: ChatRequest, model: Served, config: ServerConfig, images: Imag
         codec=codec,
         defaults=model.defaults,
         max_len=model.max_len,
-        max_choices=config.max_choices,
+        config=config,
         max_new=limit,
         logprobs=_logprobs(body),
         mask=mask,

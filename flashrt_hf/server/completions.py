@@ -43,7 +43,7 @@ def prepare(
             codec=codec,
             defaults=model.defaults,
             max_len=model.max_len,
-            max_choices=config.max_choices,
+            config=config,
             max_new=body.max_tokens or DEFAULT_TOKENS,
             logprobs=body.logprobs,
             mask=None,

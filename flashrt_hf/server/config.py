@@ -24,6 +24,8 @@ class ServerConfig:
         max_body_bytes: largest request body.
         body_timeout_s: how long a client may take to send its request.
         stall_timeout_s: how long a client may leave a full send buffer unread.
+        prefix_reuse: whether the next turn of a conversation computes its own tokens only, which is
+            as exact as computing all of them, and not the same bits.
         image_urls: whether images are fetched from public http(s) addresses.
         max_images, max_image_pixels: per request, per image.
     """
@@ -40,6 +42,7 @@ class ServerConfig:
     max_body_bytes: int = 16 * MIB
     body_timeout_s: float = 30.0
     stall_timeout_s: float = 60.0
+    prefix_reuse: bool = True
     image_urls: bool = False
     max_images: int = 8
     max_image_pixels: int = 50_000_000

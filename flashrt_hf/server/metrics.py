@@ -27,7 +27,6 @@ class Metrics:
 
         self.requests = counter("requests", "Requests answered", ("endpoint", "status"))
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
-        self.cached_tokens = counter("cached_prompt_tokens", "Prompt tokens not prefilled again")
         self.tokens = counter("generated_tokens", "Tokens generated and sent")
         self.cancelled = counter("cancelled_sequences", "Sequences that their clients gave up")
         self.failures = counter("model_failures", "Failures of the model", ("kind",))

@@ -10,6 +10,7 @@ from typing import Any
 from flash_rt.structures.loops.generation import GenerationRequest, TokenMask
 from flash_rt.structures.loops.sampling import Sampling
 
+from .config import ServerConfig
 from .errors import ApiError, bad
 from .schema.base import SamplingRequest
 from .text import Codec
@@ -47,7 +48,7 @@ def generation_request(
     codec: Codec,
     defaults: Defaults,
     max_len: int,
-    max_choices: int,
+    config: ServerConfig,
     max_new: int | None,
     logprobs: int | None,
     mask: Callable[[], TokenMask] | None,
@@ -77,8 +78,8 @@ def generation_request(
             code="context_length_exceeded",
         )
     n = body.n or 1
-    if n > max_choices:
-        raise bad(f"Invalid value for 'n': must be 1 to {max_choices}, got {n}", "n")
+    if n > config.max_choices:
+        raise bad(f"Invalid value for 'n': must be 1 to {config.max_choices}, got {n}", "n")
     stops = () if body.ignore_eos else codec.stop_ids
     extra = tuple(body.stop_token_ids or ())
     _check_ids(extra, codec.vocabulary, "stop_token_ids")
@@ -89,6 +90,7 @@ def generation_request(
         sampling=_sampling(body, codec, defaults, logprobs),
         n=n,
         mask=mask,
+        reuse_prefix=config.prefix_reuse,
     )
 
 

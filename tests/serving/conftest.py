@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,3 +71,10 @@ def text_of() -> Any:
         return tokenizer.decode([i for i in ids if i not in ends and i < known])
 
     return decode
+
+
+@pytest.fixture(scope="session")
+def source_path() -> str:
+    """``PYTHONPATH`` under which a process finds this checkout's packages."""
+    source = Path(__file__).parents[2] / "src"
+    return os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")]))

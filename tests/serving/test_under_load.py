@@ -1,0 +1,84 @@
+"""A real server process under load, faults and abuse, and its end by SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from flash_rt.flashrt_hf.bench.abuse import OVERSIZE_BYTES, Abuse
+from flash_rt.flashrt_hf.bench.http_client import ask
+from flash_rt.flashrt_hf.bench.server_process import server_process
+
+KEY = "a-key-of-tests"
+ARGUMENTS = (
+    *("tiny-qwen3", "--device", "cpu", "--max-len", "512", "--api-key", KEY, "--name", "tiny"),
+    *("--max-body", str(OVERSIZE_BYTES / 2**21), "--grace", "4"),
+)
+
+
+@pytest.fixture(scope="module")
+def process(monkeypatch_module):
+    with server_process(ARGUMENTS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module(source_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", source_path)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield patch
+
+
+def gauges(port: int) -> dict[str, float]:
+    answer = httpx.get(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {KEY}"}
+    )
+    lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_no_wrong_answer_no_leak_no_stuck_slot(process):
+    async def run():
+        abuse = Abuse(process.port, model="tiny", key=KEY, new_tokens=8)
+        await abuse.learn()
+        await abuse.run(60, 16)
+        before = process.resident_bytes
+        report = await abuse.run(160, 32)
+        await abuse.check()
+        return report, process.resident_bytes - before
+
+    report, grown = asyncio.run(run())
+    assert report.wrong == []
+    assert sum(report.kinds.values()) == 220 + 24
+    assert len(report.kinds) == 10
+    assert grown < 24 * 2**20
+    found = gauges(process.port)
+    assert found["flashrt_queue_depth"] == 0
+    assert found["flashrt_running"] == 0
+
+
+def test_sigterm_under_load_ends_in_time(process):
+    async def run():
+        body = {"model": "tiny", "prompt": [65], "temperature": 0, "ignore_eos": True}
+        short, long = body | {"max_tokens": 40}, body | {"max_tokens": 500}
+        asked = [
+            asyncio.create_task(ask(process.port, each | {"stream": True}, key=KEY))
+            for each in [short] * 6 + [long] * 10
+        ]
+        while gauges(process.port)["flashrt_running"] < 8:
+            await asyncio.sleep(0.02)
+        ended = asyncio.create_task(asyncio.to_thread(process.terminate, patience_s=15))
+        answers = await asyncio.gather(*asked)
+        return answers, await ended
+
+    answers, (status, seconds) = asyncio.run(run())
+    assert status == 0
+    assert seconds < 10
+    assert any(answer.finish == "length" for answer in answers)
+    for answer in answers:  # finished, ended by an error event, or refused before it began
+        assert answer.whole
+        assert answer.finish == "length" or answer.error == "shutting_down"
+    assert not any("Traceback" in line for line in process.lines)
