@@ -56,7 +56,7 @@ struct AttendBlock {
                                                          int new_rows) const {
     const unsigned token = slot - work.length;
     return token < static_cast<unsigned>(new_slots())
-               ? shared + new_rows + token * kNewRowBytes<D>
+               ? shared + new_rows + token * kRowBytes<D>
                : ring_slot + slot % kSplit * kCacheRowBytes<C, D>;
   }
 
@@ -128,17 +128,21 @@ struct AttendBlock {
   __device__ __forceinline__ void prepare_row(Input<N>& input, int index) const {
     const bool has_norm = (input.is_key ? p.k_weight : p.q_weight) != nullptr;
     const float mean = has_norm ? mean_square<T, N>(input.x, input.scope, D, lane) : 0.0f;
-    T* row = at<T>(input.is_key ? layout.new_keys + input.token * kNewRowBytes<D>
-                                : layout.queries + index * kQueryRowBytes<C, D>);
+    T* row = at<T>(input.is_key ? layout.new_keys + input.token * kRowBytes<D>
+                                : layout.queries + index * kRowBytes<D>);
     norm_rotate_row<T, N>(row, input.x, has_norm, mean, input.factors, p.rows, D, lane);
-    const int value_row = layout.new_values + input.token * kNewRowBytes<D>;
+    const int value_row = layout.new_values + input.token * kRowBytes<D>;
     if constexpr (kIsFp8<C>) {
+      __syncwarp();  // the row is free
       if (input.is_key) {
         store_new(input, row, value_row);
-      } else if (Format::kQueryFactor != 1.0f) {
+      } else {
 #pragma unroll
-        for (int i = 0; i < N; ++i) input.x[i] *= Format::kQueryFactor;
-        store_row<T, N>(row, input.x, D, lane);
+        for (int i = 0; i < N; ++i) {
+          const int element = row_element(i, lane);
+          const float x = input.x[i] * Format::kQueryFactor;
+          if (element < D) row[query_place(element)] = from_float<T>(x);
+        }
       }
     } else if (input.is_key && lane < D / 8) {
       at<uint4>(value_row)[lane] = input.value;
@@ -149,7 +153,6 @@ struct AttendBlock {
   template <int N>
   __device__ __forceinline__ void store_new(const Input<N>& input, T* key_row,
                                             int value_row) const {
-    __syncwarp();
 #pragma unroll
     for (int j = 0; j < N / 2; ++j) {
       const int element = 2 * lane + 64 * j;
@@ -181,10 +184,9 @@ struct AttendBlock {
                work.kv_head * p.k_cache_strides[1] + slot * p.k_cache_strides[2];
       C* value = static_cast<C*>(p.v_cache) + work.sequence * p.v_cache_strides[0] +
                  work.kv_head * p.v_cache_strides[1] + slot * p.v_cache_strides[2];
-      reinterpret_cast<uint4*>(key)[lane] =
-          at<uint4>(layout.new_keys + token * kNewRowBytes<D>)[lane];
+      reinterpret_cast<uint4*>(key)[lane] = at<uint4>(layout.new_keys + token * kRowBytes<D>)[lane];
       reinterpret_cast<uint4*>(value)[lane] =
-          at<uint4>(layout.new_values + token * kNewRowBytes<D>)[lane];
+          at<uint4>(layout.new_values + token * kRowBytes<D>)[lane];
     }
   }
 
@@ -200,8 +202,7 @@ struct AttendBlock {
     for (int tile = 0; tile < p.row_tiles; ++tile) {
       const int row0 = tile * kTileRows;
       float scores[4];
-      multiply_keys<T, C, D>(scores, keys, shared + layout.queries + row0 * kQueryRowBytes<C, D>,
-                             lane);
+      multiply_keys<T, D>(scores, keys, shared + layout.queries + row0 * kRowBytes<D>, lane);
       const int2 position = at<int2>(layout.row_position)[(row0 + column) / 2];
       const Columns columns{{position.x, position.y}, p.window, score_scale, p.soft_cap};
       const TileWeights weights = soften<Weight>(scores, columns, slot0, lane);
@@ -235,7 +236,7 @@ struct AttendBlock {
     const int new_slot = work.length - split * kSplit - slot + kSlots - 1;
     const int token = kSlots - 1 - (new_slot & (kSlots - 1));
     const int new_index = token < new_slots() ? new_slot >> (kSlots == 32 ? 5 : 4) : -1;
-    const unsigned char* new_row = shared + layout.new_values + token * kNewRowBytes<D> + byte;
+    const unsigned char* new_row = shared + layout.new_values + token * kRowBytes<D> + byte;
     const int rows = p.row_tiles * kTileRows;
 #pragma unroll 1
     for (int block = warp % kDimBlocks<D>; block < kDimBlocks<D>; block += kWarps) {

@@ -62,14 +62,19 @@ __device__ __forceinline__ void widen<__half>(uint32_t& even, uint32_t& odd, uin
   odd = static_cast<uint32_t>(pairs[1].y) << 16 | pairs[1].x;
 }
 
+// Where an element of a query lies in its row, so that a lane gets those that it multiplies with
+// the pairs that `widen` makes of its four: elements 4c and 4c + 2, 4c + 1 and 4c + 3 of each 16.
+__device__ __forceinline__ int query_place(int element) {
+  const int in_four = element % 4;
+  return element / 16 * 16 + element % 16 / 4 * 2 + in_four / 2 + in_four % 2 * 8;
+}
+
 // Bytes from row to row in shared memory: 16 more than a row, so that 8 rows' 16-byte pieces fall
-// into different banks. Queries for FP8 are read in pieces of 8 bytes by 4 lanes a row.
+// into different banks.
 template <typename C, int D>
 constexpr int kCacheRowBytes = D * static_cast<int>(sizeof(C)) + 16;
-template <typename C, int D>
-constexpr int kQueryRowBytes = 2 * D + (kIsFp8<C> ? 32 : 16);
+// Of queries, and of this call's keys and values, before and after they are rounded.
 template <int D>
-constexpr int kNewRowBytes =
-    2 * D + 16;  // of this call's keys and values, before and after rounding
+constexpr int kRowBytes = 2 * D + 16;
 
 }  // namespace flashrt

@@ -55,12 +55,24 @@ class Ring {
  private:
   __device__ __forceinline__ void copy_rows(const C* rows, int64_t stride, int split) const {
     constexpr int kPiece = 16 / sizeof(C), kPieces = D / kPiece;
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * kTile;
+    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * kTile, slot0 = split * kSplit;
     unsigned char* target = memory_ + write_ * kSlotBytes + row0 * kCacheRowBytes<C, D>;
+    if (32 % kPieces == 0 && slot0 >= first_ && slot0 + kSplit - 1 <= last_) {  // all is history
+      constexpr int kRows = 32 / kPieces,
+                    kSteps = kTile / kRows;  // rows that the warp takes at once
+      const int row = lane / kPieces, piece = lane % kPieces;
+      const C* source = rows + (slot0 + row0 + row) * stride + kPiece * piece;
+      target += row * kCacheRowBytes<C, D> + 16 * piece;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        copy_async(target + i * kRows * kCacheRowBytes<C, D>, source + i * kRows * stride, 16);
+      }
+      return;
+    }
 #pragma unroll
     for (int i = lane; i < kTile * kPieces; i += 32) {
       const int row = i / kPieces, piece = i % kPieces;
-      const int slot = split * kSplit + row0 + row;
+      const int slot = slot0 + row0 + row;
       const bool is_history = slot >= first_ && slot <= last_;
       const C* source = rows + (is_history ? slot : 0) * stride + kPiece * piece;
       copy_async(target + row * kCacheRowBytes<C, D> + 16 * piece, source, is_history ? 16 : 0);

@@ -55,27 +55,17 @@ __device__ __forceinline__ void load_keys(KeyTile<D>& keys, const unsigned char*
 
 // scores[0..3] = q . k of {slot r, rows 2c, 2c+1}, {slot r + 8, the same rows} for lane (r, c) =
 // (lane / 4, lane % 4). `queries` is the first of 8 rows.
-template <typename T, typename C, int D>
+template <typename T, int D>
 __device__ __forceinline__ void multiply_keys(float (&scores)[4], const KeyTile<D>& keys,
                                               const unsigned char* queries, int lane) {
-  const unsigned char* row = kIsFp8<C> ? queries + lane / 4 * kQueryRowBytes<C, D> + lane % 4 * 8
-                                       : queries + lane % 8 * kQueryRowBytes<C, D> + lane / 8 * 16;
+  const unsigned char* row = queries + lane % 8 * kRowBytes<D> + lane / 8 * 16;
   float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) scores[i] = 0.0f;
 #pragma unroll
   for (int step = 0; step < D / 16; step += 2) {
     uint32_t q[4];  // of an odd last step, half is not used
-    if constexpr (kIsFp8<C>) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint2 four = *reinterpret_cast<const uint2*>(row + 32 * (step + i));
-        q[2 * i] = __byte_perm(four.x, four.y, 0x5410);
-        q[2 * i + 1] = __byte_perm(four.x, four.y, 0x7632);
-      }
-    } else {
-      load_matrices(q, row + 32 * step);
-    }
+    load_matrices(q, row + 32 * step);
     const auto& k = keys.words[step];
     mma_16x8x16<T>(scores, k[0], k[1], k[2], k[3], q[0], q[1]);
     if (step + 1 < D / 16) {

@@ -43,9 +43,9 @@ struct SharedLayout : SharedOffsets {
     gather_el = sums_end;
     gather_o = gather_el + kFanIn * gather_rows * 8;
     queries = gather_o + kFanIn * gather_rows * D * 4;
-    new_keys = queries + rows * kQueryRowBytes<C, D>;
-    new_values = new_keys + tokens * kNewRowBytes<D>;
-    weights = new_values + tokens * kNewRowBytes<D>;
+    new_keys = queries + rows * kRowBytes<D>;
+    new_values = new_keys + tokens * kRowBytes<D>;
+    weights = new_values + tokens * kRowBytes<D>;
     tile_e = weights + 2 * rows * kWeightRowBytes;
     tile_l = tile_e + 2 * rows * kWarps * 4;
     row_out = tile_l + 2 * rows * kWarps * 4;
