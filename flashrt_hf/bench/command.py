@@ -12,7 +12,20 @@ from typing import Any
 import torch
 
 from ..host import DTYPES, REAL_MODEL
-from . import context, decode, fidelity, forward, load, models, record, rows, serve, table
+from . import (
+    context,
+    decode,
+    engine,
+    fidelity,
+    forward,
+    load,
+    models,
+    record,
+    rows,
+    serve,
+    speculate,
+    table,
+)
 from .peers import PEERS
 from .session import Session, build_folder, open_session, say
 
@@ -20,6 +33,8 @@ PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
     "decode": decode.run,
     "context": context.run,
     "rows": rows.run,
+    "engine": engine.run,
+    "speculate": speculate.run,
     "forward": forward.run,
     "fidelity": fidelity.run,
 }
@@ -70,7 +85,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="CACHE:LIVE",
         help="cache and live lengths of the part context; default %(default)s",
     )
-    add("--rows", type=int, default=4, help="rows of the part rows; default %(default)s")
+    add(
+        "--rows", type=int, default=4, help="rows of the parts rows and engine; default %(default)s"
+    )
     add("--repeats", type=int, default=5, help="rounds, median reported; default %(default)s")
     add("--peer-seconds", type=float, default=30.0, help="a slow candidate leaves after this")
     add("--forced", type=int, default=16, help="tokens fed one by one to the correctness gate")

@@ -58,6 +58,7 @@ def _facts(record: Mapping[str, Any]) -> Iterable[Row]:
         text = f"{found['ms_per_token']:.3f} ms, {found['tokens_per_s']:.0f} tok/s"
         yield name, f"cache:live {case}", f"{text}, {found['ratio_to_first']:.3f}x"
     yield from _of_precisions(name, parts.get("rows", {}), _rows_facts)
+    yield from _loop_facts(name, parts)
     if "load" in parts:
         yield from _load_facts(name, parts["load"])
     if "serve" in parts:
@@ -122,6 +123,18 @@ def _fidelity_facts(name: str, how: str, found: Mapping[str, Any]) -> Iterable[R
         shares = ", ".join(f"{n} {s:.1%}" for n, s in weights["share_of_weights"].items())
         text = f"{weights['bits_per_weight']:.2f} ({shares})"
         yield name, f"fidelity{how}: mean bits a weight", text
+
+
+def _loop_facts(name: str, parts: Mapping[str, Any]) -> Iterable[Row]:
+    engine, drafts = parts.get("engine"), parts.get("speculate")
+    if engine:
+        same = "same answers" if engine["same_tokens"] else "ANSWERS DIFFER"
+        rate = f"{engine['many_tokens_per_s']:.0f} tok/s, {engine['ratio']:.2f}x one"
+        yield name, f"engine, {engine['rows']} requests", f"{rate}, {same}"
+    if drafts:
+        same = "same tokens" if drafts["same_tokens"] else "TOKENS DIFFER"
+        counts = f"{drafts['accepted']} of {drafts['drafted']} drafts accepted"
+        yield name, f"lookup on {drafts['prompt']}", f"{drafts['speedup']:.2f}x, {same}, {counts}"
 
 
 def _load_facts(name: str, found: Mapping[str, Any]) -> Iterable[Row]:

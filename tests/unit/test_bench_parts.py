@@ -100,6 +100,25 @@ def test_rows(tmp_path):
     assert part["ratio"] == pytest.approx(part["many_ms"] / part["one_ms"])
 
 
+def test_engine(tmp_path):
+    found = run(tmp_path, "engine", *SMALL, *FAST, "--rows", "3")
+    part = found["parts"]["engine"]
+    assert part["rows"] == 3
+    assert part["same_tokens"] is True
+    assert part["ratio"] == pytest.approx(part["many_tokens_per_s"] / part["one_tokens_per_s"])
+    assert "same answers" in table.markdown({"record.json": found})
+
+
+def test_speculate(tmp_path):
+    found = run(tmp_path, "speculate", *SMALL, *FAST)
+    part = found["parts"]["speculate"]
+    assert part["same_tokens"] is True
+    assert part["prompt_tokens"] == 18
+    assert part["speedup"] == pytest.approx(part["plain_ms"] / part["lookup_ms"])
+    assert 0 <= part["accepted"] <= part["drafted"]
+    assert "same tokens" in table.markdown({"record.json": found})
+
+
 def test_forward(tmp_path):
     part = run(tmp_path, "forward", *SMALL, *FAST, "--forward-steps", "4")["parts"]["forward"]
     for case in ("one_token", "prefill"):
