@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .. import kernels
-from ..products import project, project_added, project_all
+from ..products import Rows8, in_fp8, project, project_added, project_all
 from ..weights import BoundLinear
 from .spec import Norm, whole
 
@@ -225,8 +225,11 @@ class _Close:
 
 
 def layer_wide(families: Families, layer: BoundLayer, stream: Stream, heads: QkvToHeads) -> Stream:
-    """One layer for many rows through torch's products; arguments as in ``layer_fused``."""
-    x, normed = _settle(families, stream, layer.attention_norm)
+    """One layer for many rows through torch's products; arguments as in ``layer_fused``.
+
+    Where products run in E4M3, norms and activations write it themselves.
+    """
+    x, normed = _settle(families, stream, layer.attention_norm, layer.qkv)
     if layer.qkv_whole is not None:
         packed = project(normed, layer.qkv_whole)
         q, k, v = packed.split([part.weight.shape[0] for part in layer.qkv], dim=-1)
@@ -234,37 +237,83 @@ def layer_wide(families: Families, layer: BoundLayer, stream: Stream, heads: Qkv
         q, k, v = project_all(normed, layer.qkv)
     scale = layer.spec.residual_scale
     stream = _close_wide(layer.o, heads(q, k, v), x, layer.attention_out_norm, scale)
-    x, normed = _settle(families, stream, layer.mlp_norm)
-    activation = layer.spec.mlp.activation
+    x, normed = _settle(families, stream, layer.mlp_norm, (layer.gate, layer.up))
+    halves: tuple[Tensor, ...]
     if layer.gate_up_whole is not None:
-        packed = project(normed, layer.gate_up_whole)
-        hidden = families.activation.gated_packed(packed, activation=activation)
+        halves = (project(normed, layer.gate_up_whole),)
     else:
-        gate, up = project_all(normed, (layer.gate, layer.up))
-        hidden = families.activation.gated(gate, up, activation=activation)
+        halves = project_all(normed, (layer.gate, layer.up))
+    hidden = _gated(families, halves, layer.spec.mlp.activation, layer.down)
     return _close_wide(layer.down, hidden, x, layer.mlp_out_norm, scale)
 
 
+def _gated(
+    families: Families, halves: tuple[Tensor, ...], activation: str, reader: BoundLinear
+) -> Tensor | Rows8:
+    """``activation(gate) * up`` of ``(gate, up)``, or of one tensor that holds both."""
+    family = families.activation
+    if in_fp8(halves[0], (reader,)):
+        gate = family.gated_fp8 if len(halves) == 2 else family.gated_packed_fp8
+        data, scale = gate(*halves, activation=activation, static_scale=reader.input_scale)
+        return Rows8(data, scale, halves[0].dtype)
+    gate = family.gated if len(halves) == 2 else family.gated_packed
+    hidden: Tensor = gate(*halves, activation=activation)
+    return hidden
+
+
 def _close_wide(
-    weights: BoundLinear, inner: Tensor, x: Tensor, out_norm: BoundNorm | None, scale: float
+    weights: BoundLinear,
+    inner: Tensor | Rows8,
+    x: Tensor,
+    out_norm: BoundNorm | None,
+    scale: float,
 ) -> Stream:
     if out_norm is not None:
         return Stream(x, project(inner, weights), out_norm)
     return Stream(project_added(inner, weights, x, scale))
 
 
-def _settle(families: Families, stream: Stream, norm: BoundNorm | None) -> tuple[Tensor, Tensor]:
-    """Add the pending branch and norm the sum: the stream, and what the next product reads."""
+def _settle(
+    families: Families,
+    stream: Stream,
+    norm: BoundNorm | None,
+    readers: tuple[BoundLinear, ...] = (),
+) -> tuple[Tensor, Tensor | Rows8]:
+    """Add the pending branch and norm the sum: the stream, and what ``readers`` multiply."""
     x = stream.x
     if stream.branch is not None and stream.branch_norm is not None:
         branch = apply_norm(families, stream.branch, stream.branch_norm)
-        if norm is None:
-            x = x + branch
-        else:
-            arguments = {"eps": norm.eps, "zero_centered": norm.zero_centered}
-            normed, x = families.norm.add_rms_norm(branch, x, norm.weight, **arguments)
-            return x, normed
-    return x, x if norm is None else apply_norm(families, x, norm)
+        if norm is not None:
+            return _add_and_norm(families, branch, x, norm, readers)
+        x = x + branch
+    if norm is None:
+        return x, x
+    if readers and in_fp8(x, readers):
+        data, scale = families.norm.rms_norm_fp8(
+            *(x, norm.weight),
+            eps=norm.eps,
+            zero_centered=norm.zero_centered,
+            static_scale=readers[0].input_scale,
+        )
+        return x, Rows8(data, scale, x.dtype)
+    return x, apply_norm(families, x, norm)
+
+
+def _add_and_norm(
+    families: Families,
+    branch: Tensor,
+    x: Tensor,
+    norm: BoundNorm,
+    readers: tuple[BoundLinear, ...],
+) -> tuple[Tensor, Tensor | Rows8]:
+    arguments: dict[str, Any] = {"eps": norm.eps, "zero_centered": norm.zero_centered}
+    if readers and in_fp8(x, readers):
+        data, scale, x = families.norm.add_rms_norm_fp8(
+            branch, x, norm.weight, static_scale=readers[0].input_scale, **arguments
+        )
+        return x, Rows8(data, scale, x.dtype)
+    normed, x = families.norm.add_rms_norm(branch, x, norm.weight, **arguments)
+    return x, normed
 
 
 def apply_norm(families: Families, x: Tensor, norm: BoundNorm) -> Tensor:

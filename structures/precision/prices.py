@@ -4,7 +4,7 @@ Quantising a unit adds an error ``d = x @ (Q(W) - W).T`` to its output. To first
 then move by ``J d``, and the cosine falls by ``|J d|^2 / (2 |y|^2)``. With ``v`` of independent
 signs, ``E[(v . J d_t)^2] = |J d_t|^2`` at every position t, and ``J^T v`` is one backward pass for
 all units together. So one forward and one backward over some hundred positions price every unit in
-every precision; errors of different units and positions add up as squares.
+every precision that it may have; errors of different units and positions add up as squares.
 
 Source: the estimator is Hutchinson 1989, doi:10.1080/03610918908812806, applied to ``J^T J``.
 """
@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..products import has_fp8_products
 from ..prove import PROBE_ERRORS
 from .data import Call, joined
 from .fidelity import output_rows
-from .formats import QUANTISED, packer, unpack
+from .formats import CLIMB, packer, unpack
 from .observe import FP8_MAX, SMALLEST_SCALE, hooks
 from .units import Leaf, Unit
 
@@ -80,7 +81,7 @@ def _measured(
     *,
     differentiate: bool,
 ) -> Prices:
-    errors = {unit.name: dict.fromkeys(QUANTISED, 0.0) for unit in units}
+    errors = {unit.name: dict.fromkeys(reachable(unit.precision), 0.0) for unit in units}
     sizes = dict.fromkeys(errors, 0.0)
     norm = 0.0
     for index, call in enumerate(calls):
@@ -103,6 +104,13 @@ def _measured(
         for precision in unit_errors:
             unit_errors[precision] = unit_errors[precision] / scale if scale else 0.0
     return errors
+
+
+def reachable(precision: str) -> Iterator[str]:
+    """``precision`` and what it can be promoted to, without the host's own."""
+    while precision in CLIMB:
+        yield precision
+        precision = CLIMB[precision]
 
 
 @contextmanager
@@ -164,7 +172,7 @@ def _add(errors: dict[str, float], seen: Sequence[Seen], importance: torch.Tenso
             packed = packer(precision, importance=importance)(weight)
             wrong = unpack(packed, weight.dtype) - weight
             moved = F.linear(x, wrong)
-            if precision == "fp8" and multiplies_in_fp8(x.device):
+            if precision == "fp8" and has_fp8_products(x.device):
                 moved = moved + F.linear(fp8_rounded(x) - x, weight)
             if gradient is None:
                 alone[precision] += float(moved.float().square().sum())
@@ -183,8 +191,3 @@ def fp8_rounded(x: torch.Tensor) -> torch.Tensor:
     """``x [M, K]`` through E4M3 with a scale for each row."""
     scale = (x.abs().amax(1, keepdim=True).float() / FP8_MAX).clamp_min(SMALLEST_SCALE)
     return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
-
-
-def multiplies_in_fp8(device: torch.device) -> bool:
-    """Whether products of many rows quantise their input too."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -11,8 +11,9 @@ from comparing import deviation, portrait, same_bits
 from torch import nn
 
 from flash_rt import structures
+from flash_rt.structures import products
 from flash_rt.structures.precision.formats import QUANTISED
-from flash_rt.structures.weights import COPY
+from flash_rt.structures.weights import COPY, copy_of
 
 NAMES = ("llama", "qwen3", "gemma3", "gpt2")
 
@@ -72,3 +73,50 @@ def test_the_loop_reads_packed_weights(name: str, precision: str) -> None:
         tokens = loop.generate(ids, max_new_tokens=12, eos_token_id=())
         assert torch.equal(tokens, wanted)
     plan.detach()
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma2", "gpt2"])
+def test_many_rows_multiply_in_fp8_where_the_device_can(
+    name: str, calibrated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU plays a GPU with E4M3 products: inputs then go through E4M3, and once only."""
+    model, ids = zoo.make(name), zoo.ids(2, 12)
+    data = ids if calibrated else None
+    plan = structures.attach(model, precision="fp8", min_cosine=None, calibration=data)
+    twin = dequantised(name, plan, model)
+    assert plan.packing is not None
+    hooks = []
+    for unit in plan.packing.quantised:
+        packed = copy_of(unit.leaves[0].parameter)
+        assert packed is not None
+        assert (packed.input_scale is not None) == calibrated
+
+        def through_fp8(_: Any, args: Any, scale: torch.Tensor | None = packed.input_scale) -> Any:
+            return (rounded(args[0], scale), *args[1:])
+
+        hooks += [
+            twin.get_submodule(leaf.path).register_forward_pre_hook(through_fp8)
+            for leaf in unit.leaves
+        ]
+    monkeypatch.setattr(products, "has_fp8_products", lambda device: True)
+    with torch.no_grad():
+        for tokens in (12, 3):  # six rows do not
+            if tokens == 3:
+                for hook in hooks:
+                    hook.remove()
+            wanted = twin(input_ids=ids[:, :tokens], use_cache=False).logits
+            got = model(input_ids=ids[:, :tokens], use_cache=False).logits
+            assert deviation(got, wanted) < 2e-3  # one element may round the other way
+        with products.as_decoded():
+            exact = model(input_ids=ids, use_cache=False, output_hidden_states=False).logits
+        wanted = twin(input_ids=ids, use_cache=False).logits
+        assert deviation(exact, wanted) < 1e-5
+    plan.detach()
+
+
+def rounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """``x`` through E4M3 by a static scale, or by one of each row."""
+    if scale is None:
+        scale = x.abs().amax(-1, keepdim=True) / 448.0
+    return (x / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() * scale
