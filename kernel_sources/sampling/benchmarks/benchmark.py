@@ -16,6 +16,15 @@ from _common.timing import ROUNDS, time_interleaved
 from kernels import get_kernel
 
 CALLS = 200
+DRAWS = {
+    "greedy": dict(temperature=0.0),
+    "temperature": dict(temperature=0.8),
+    "top_k": dict(temperature=0.8, top_k=50),
+    "top_p": dict(temperature=0.8, top_p=0.95),
+    "k, p, min_p": dict(temperature=0.8, top_k=50, top_p=0.95, min_p=0.05),
+    "penalties": dict(temperature=0.8, top_k=50, repetition_penalty=1.1, presence_penalty=0.2),
+}
+NEUTRAL = dict(top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0)
 
 
 def main() -> None:
@@ -30,6 +39,12 @@ def main() -> None:
         for vocab in options.vocab:
             for rows in options.rows:
                 report(sampling, dtype, rows, vocab)
+    print("\nsample_step by what is on, accept_drafts of 3 drafts, logprobs; fp32, us per call")
+    columns = (*DRAWS, "3 drafts", "logprobs", "top 20", "torch top_p")
+    print(f"{'rows':>4}{'vocab':>8}" + "".join(f"{name:>13}" for name in columns))
+    for vocab in options.vocab:
+        for rows in options.rows:
+            report_draws(sampling, rows, vocab)
 
 
 def report(sampling, dtype: torch.dtype, rows: int, vocab: int) -> None:
@@ -60,6 +75,96 @@ def report(sampling, dtype: torch.dtype, rows: int, vocab: int) -> None:
     )
     name = str(dtype).removeprefix("torch.")
     print(f"{name:10}{rows:6}{vocab:8}{ours:10.2f}{theirs:10.2f}{step:13.2f}")
+
+
+def report_draws(sampling, rows: int, vocab: int) -> None:
+    """All settings are given in every call, as in a recording that serves any of them."""
+    generator = torch.Generator().manual_seed(vocab)
+    on_cpu = torch.randn(rows, vocab, generator=generator) * 3
+    logits = on_cpu.cuda()
+    scratch = sampling.sample_workspace(4 * rows, vocab, "cuda")
+    calls = []
+    for settings in DRAWS.values():
+        ids = {}
+        for device, scores in (("cpu", on_cpu), ("cuda", logits)):
+            step, ids[device] = draws(sampling, scores, scratch.to(device), settings)
+            step()
+        torch.testing.assert_close(ids["cuda"].cpu(), ids["cpu"], rtol=0, atol=0)
+        calls.append(step)
+    ids = logits.argmax(-1)
+    calls.append(verification(sampling, logits, scratch))
+    for top_n in (0, 20):
+        out = sampling.logprobs(logits, ids, top_n=top_n)
+
+        def value(top_n=top_n, out=out):
+            sampling.logprobs(logits, ids, top_n=top_n, workspace=scratch, out=out)
+
+        calls.append(value)
+    calls.append(lambda: torch_top_p(logits, 0.8, 0.95))
+    times = time_interleaved(*([call] * CALLS for call in calls))
+    print(f"{rows:4}{vocab:8}" + "".join(f"{time:13.2f}" for time in times))
+
+
+def sequences(rows: int, device: str) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """State and stops of sequences that do not end while they are timed."""
+    integers = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2)]
+    tokens = torch.zeros(rows, 4 * (ROUNDS + 2) * (CALLS + 3), dtype=torch.int64, device=device)
+    finished = torch.zeros(rows, dtype=torch.bool, device=device)
+    next_ids = torch.zeros(rows, dtype=torch.int64, device=device)
+    max_new = torch.full((rows,), 1 << 30, dtype=torch.int32, device=device)
+    eos = torch.full((2,), -1, dtype=torch.int64, device=device)
+    return (tokens, *integers, finished, next_ids), (eos, max_new)
+
+
+def settings_of(rows: int, vocab: int, device: str, settings: dict) -> dict:
+    tensors = {
+        name: torch.full(
+            (rows,), value, device=device, dtype=torch.int32 if name == "top_k" else torch.float32
+        )
+        for name, value in (NEUTRAL | settings).items()
+    }
+    tensors["seed"] = torch.arange(rows, device=device)
+    tensors["occurrences"] = torch.ones(rows, vocab, dtype=torch.int32, device=device)
+    return tensors
+
+
+def draws(sampling, logits: torch.Tensor, scratch: torch.Tensor, settings: dict):
+    """A call of sample_step, and the ids that it writes."""
+    rows, vocab = logits.shape
+    state, stops = sequences(rows, logits.device.type)
+    tensors = settings_of(rows, vocab, logits.device.type, settings)
+
+    def step():
+        sampling.sample_step(logits, *state, *stops, **tensors, pad_id=0, workspace=scratch)
+
+    return step, state[-1]
+
+
+def verification(sampling, logits: torch.Tensor, scratch: torch.Tensor):
+    """A call of accept_drafts on the same logits in four places; its drafts are refused."""
+    rows, vocab = logits.shape
+    places = logits[:, None].repeat(1, 4, 1)
+    drafts = torch.full((rows, 3), -1, device="cuda")
+    state, stops = sequences(rows, "cuda")
+    accepted = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    tensors = settings_of(rows, vocab, "cuda", dict(temperature=0.8, top_p=0.95))
+
+    def step():
+        sampling.accept_drafts(
+            *(places, drafts, *state, accepted, *stops), **tensors, pad_id=0, workspace=scratch
+        )
+
+    return step
+
+
+def torch_top_p(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """By sorting, as transformers does."""
+    ordered, order = (logits / temperature).sort(-1)
+    probabilities = ordered.softmax(-1)
+    removed = probabilities.cumsum(-1) <= 1 - top_p
+    removed[:, -1] = False
+    chosen = torch.multinomial(probabilities.masked_fill(removed, 0.0), 1)
+    return order.gather(-1, chosen)[:, 0]
 
 
 if __name__ == "__main__":

@@ -49,6 +49,25 @@ __device__ __forceinline__ RowSettings load_settings(const Settings& settings, u
   return result;
 }
 
+// This thread's part of kSlotElements values of a row from `start` on.
+struct RoundChunks {
+  uint4 chunk[2];
+};
+
+__device__ __forceinline__ RoundChunks load_round(const float* row, int start, int end, int vocab,
+                                                  bool aligned) {
+  static_assert(kSlotElements == 2 * 4 * kThreads, "two chunks of four a thread and round");
+  RoundChunks result;
+#pragma unroll
+  for (int load = 0; load < 2; ++load) {
+    const int chunk = start / 4 + load * kThreads + threadIdx.x;
+    if (chunk_count<float>(chunk, end) > 0) {
+      result.chunk[load] = load_chunk(row, chunk, vocab, aligned);
+    }
+  }
+  return result;
+}
+
 // Bias and bans of kSlotElements logits from `start` on, gathered by a whole block.
 struct SlotPatch {
   float bias[kSlotElements];

@@ -52,10 +52,10 @@ __device__ __forceinline__ Fate fate_of(int bin, const RowState& state) {
 }
 
 // Scores of one round: the certain ones are drawn among, the open ones appended to the list.
-__device__ __forceinline__ void draw_round(const SampleArgs& args, const RowMemory& memory,
-                                           const RowState& state, float temperature, int start,
-                                           int end, Draw& draw, uint32_t& list_start,
-                                           uint32_t& list_count) {
+__device__ __forceinline__ void draw_round(const RowMemory& memory, const RowState& state,
+                                           float temperature, int start, int end,
+                                           const RoundChunks& packed, Draw& draw,
+                                           uint32_t& list_start, uint32_t& list_count) {
   if (threadIdx.x == 0) list_count = 0;
   __syncthreads();
   uint32_t offsets[8];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void draw_round(const SampleArgs& args, const RowMemo
     const int count = chunk_count<float>(chunk, end);
     if (count <= 0) continue;
     float scores[4];
-    unpack<float>(load_chunk(memory.scores, chunk, args.vocab, true), scores);
+    unpack<float>(packed.chunk[load], scores);
     bool stays[4];
     bool any = false;
 #pragma unroll
@@ -113,18 +113,20 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
   const uint32_t sequence = row / args.places;
   const int place = row - sequence * args.places;
   const RowMemory memory = row_memory(args.workspace, args.vocab, row);
-  const RowState state = *memory.state;
-  if (state.phase != Phase::kDraw) return;
-  const RowSettings settings = load_settings(args.settings, sequence, args.vocab);
-  const GreedyStep::State step = GreedyStep{args.step}.load(sequence);
-  Draw draw{settings.seed, static_cast<uint32_t>(step.length + place), state.highest,
-            min_p_bound(settings.min_p)};
-
   const int begin = slot * args.slot_size;
   const int end = min(begin + args.slot_size, args.vocab);
+  // On their way while state and settings are read.
+  RoundChunks packed = load_round(memory.scores, begin, end, args.vocab, true);
+  const RowSettings settings = load_settings(args.settings, sequence, args.vocab);
+  const GreedyStep::State step = GreedyStep{args.step}.load(sequence);
+  const RowState state = *memory.state;
+  if (state.phase != Phase::kDraw) return;
+  Draw draw{settings.seed, static_cast<uint32_t>(step.length + place), state.highest,
+            min_p_bound(settings.min_p)};
   for (int start = begin; start < end; start += kSlotElements) {
-    draw_round(args, memory, state, settings.temperature, start, min(start + kSlotElements, end),
-               draw, list_start, list_count);
+    draw_round(memory, state, settings.temperature, start, end, packed, draw, list_start,
+               list_count);
+    packed = load_round(memory.scores, start + kSlotElements, end, args.vocab, true);
   }
   uint64_t key = Reduce(reduce_scratch).Reduce(draw.best.key(), cuda::maximum<uint64_t>{});
   if (threadIdx.x == 0) memory.keys[slot] = key;

@@ -27,7 +27,7 @@ template <typename Value>
 __device__ __forceinline__ void score_round(const SampleArgs& args, const float* logits,
                                             uint32_t sequence, int place, int start, int end,
                                             const RowSettings& settings, const SlotPatch& patch,
-                                            PatchFlags flags, const uint4 (&packed)[2],
+                                            PatchFlags flags, const RoundChunks& packed,
                                             const Value& use) {
 #pragma unroll
   for (int load = 0; load < 2; ++load) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void score_round(const SampleArgs& args, const float*
     const int count = chunk_count<float>(chunk, end);
     if (count <= 0) continue;
     float scores[4];
-    unpack<float>(packed[load], scores);
+    unpack<float>(packed.chunk[load], scores);
     int occurrences[4] = {};
     if (settings.penalised) load_occurrences(args, sequence, place, chunk, occurrences);
 #pragma unroll
@@ -65,7 +65,8 @@ struct Best {
   }
 };
 
-__global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__ SampleArgs args) {
+// Three blocks a multiprocessor: with the registers of four it spills.
+__global__ void __launch_bounds__(kThreads, 3) score_kernel(const __grid_constant__ SampleArgs args) {
   using Reduce = cub::BlockReduce<uint64_t, kThreads>;
   __shared__ typename Reduce::TempStorage scratch;
   __shared__ SlotPatch patch;
@@ -79,6 +80,10 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
   const int place = row - sequence * args.places;
   const float* logits = args.logits + row_offset(args.logit_rows, row);
   const RowMemory memory = row_memory(args.workspace, args.vocab, row);
+  const int begin = slot * args.slot_size;
+  const int end = min(begin + args.slot_size, args.vocab);
+  // On their way while state and settings are read.
+  RoundChunks packed = load_round(logits, begin, end, args.vocab, args.aligned);
   const GreedyStep::State state = GreedyStep{args.step}.load(sequence);
   const RowSettings settings = load_settings(args.settings, sequence, args.vocab);
   if (state.finished || state.count >= min(state.max_new, args.step.capacity)) {
@@ -95,18 +100,8 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
   }
 
   const bool ban_eos = state.count + place < settings.min_new && args.step.num_eos > 0;
-  const int begin = slot * args.slot_size;
-  const int end = min(begin + args.slot_size, args.vocab);
   Best best;
   for (int start = begin; start < end; start += kSlotElements) {
-    uint4 packed[2];
-#pragma unroll
-    for (int load = 0; load < 2; ++load) {
-      const int chunk = start / 4 + load * kThreads + threadIdx.x;
-      if (chunk_count<float>(chunk, end) > 0) {
-        packed[load] = load_chunk(logits, chunk, args.vocab, args.aligned);
-      }
-    }
     const PatchFlags flags = gather_patch(args, row, sequence, ban_eos, start, patch);
     const auto use = [&](int chunk, int count, float (&scores)[4]) {
       uint4 words = {};
@@ -129,6 +124,7 @@ __global__ void __launch_bounds__(kThreads) score_kernel(const __grid_constant__
       }
     };
     score_round(args, logits, sequence, place, start, end, settings, patch, flags, packed, use);
+    packed = load_round(logits, start + kSlotElements, end, args.vocab, args.aligned);
   }
   uint64_t key = Reduce(scratch).Reduce(best.key(), cuda::maximum<uint64_t>{});
   if (threadIdx.x == 0) memory.keys[slot] = key;

@@ -22,13 +22,17 @@ struct SlotHistogram {
   uint32_t mass_high[kBins];
 };
 
-__device__ __forceinline__ void add_slot(const SampleArgs& args, const RowMemory& memory,
-                                         const RowSettings& settings, int start, int end,
-                                         SlotHistogram& histogram) {
+__device__ __forceinline__ void clear(SlotHistogram& histogram) {
   for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
     histogram.count[bin] = histogram.mass_low[bin] = histogram.mass_high[bin] = 0;
   }
   __syncthreads();
+}
+
+// Add a round of scores to a clear histogram, and that to the row's.
+__device__ __forceinline__ void add_round(const RowMemory& memory, const RowSettings& settings,
+                                          int start, int end, const RoundChunks& packed,
+                                          SlotHistogram& histogram) {
   const float highest = memory.state->highest;
   const bool has_mass = settings.top_p < 1.0f;
 #pragma unroll
@@ -37,7 +41,7 @@ __device__ __forceinline__ void add_slot(const SampleArgs& args, const RowMemory
     const int count = chunk_count<float>(chunk, end);
     if (count <= 0) continue;
     float scores[4];
-    unpack<float>(load_chunk(memory.scores, chunk, args.vocab, true), scores);
+    unpack<float>(packed.chunk[load], scores);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i >= count || scores[i] == -INFINITY) continue;
@@ -148,16 +152,22 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ SlotHistogram histogram;
   __shared__ bool is_last;
   launch_dependents();
+  clear(histogram);
   wait_for_inputs();
   const uint32_t row = blockIdx.x / args.num_slots;
   const int slot = blockIdx.x - row * args.num_slots;
   const RowMemory memory = row_memory(args.workspace, args.vocab, row);
-  if (memory.state->phase != Phase::kThreshold) return;
-  const RowSettings settings = load_settings(args.settings, row / args.places, args.vocab);
   const int begin = slot * args.slot_size;
   const int end = min(begin + args.slot_size, args.vocab);
-  for (int start = begin; start < end; start += kSlotElements) {
-    add_slot(args, memory, settings, start, min(start + kSlotElements, end), histogram);
+  // On their way while state and settings are read.
+  RoundChunks packed = load_round(memory.scores, begin, end, args.vocab, true);
+  const RowSettings settings = load_settings(args.settings, row / args.places, args.vocab);
+  if (memory.state->phase != Phase::kThreshold) return;
+  add_round(memory, settings, begin, end, packed, histogram);
+  for (int start = begin + kSlotElements; start < end; start += kSlotElements) {
+    clear(histogram);
+    packed = load_round(memory.scores, start, end, args.vocab, true);
+    add_round(memory, settings, start, end, packed, histogram);
   }
   if (is_last_block(memory.counters + kThresholdCounter, args.num_slots, is_last)) {
     find_bins(memory, settings);
