@@ -66,7 +66,8 @@ struct Best {
 };
 
 // Three blocks a multiprocessor: with the registers of four it spills.
-__global__ void __launch_bounds__(kThreads, 3) score_kernel(const __grid_constant__ SampleArgs args) {
+__global__ void __launch_bounds__(kThreads, 3)
+    score_kernel(const __grid_constant__ SampleArgs args) {
   using Reduce = cub::BlockReduce<uint64_t, kThreads>;
   __shared__ typename Reduce::TempStorage scratch;
   __shared__ SlotPatch patch;
