@@ -13,6 +13,7 @@ from .binding import PLAN, Binder, Overridden, guarded, host_class, proven_numbe
 from .capture import CapturedForward
 from .discover import FLOATS
 from .kernels import KernelUnavailable
+from .kv_format import KVCache
 from .numbers import place, region_dtype
 from .plan import Plan, Settings, host_of, make_plan, read_settings
 from .precision.choice import Precision
@@ -33,6 +34,7 @@ def attach(
     observer: str = "max",
     min_cosine: float | None = MIN_COSINE,
     keep_host: KeepHost = "cpu",
+    kv_cache: KVCache = None,
 ) -> Plan:
     """Bind FlashRT's structures into an unmodified model, and capture its forward.
 
@@ -56,6 +58,8 @@ def attach(
         keep_host: where the full-precision weights of packed copies are meanwhile: ``"cpu"`` moves
             them there and ``detach`` brings them back, ``"gpu"`` leaves them, False releases them,
             and neither ``detach`` nor saving is possible then.
+        kv_cache: what ``generate`` and the decode loops keep keys and values in: None for the
+            model's dtype, ``"fp8"`` as described at ``decode_loop``.
 
     Returns:
         The plan in force. Attaching again with the same settings returns the same plan.
@@ -78,6 +82,7 @@ def attach(
         observer=observer,
         min_cosine=min_cosine,
         keep_host=keep_host,
+        kv_cache=kv_cache,
     )
     target = host.get_submodule(settings.forward)
     with proofs_alone:

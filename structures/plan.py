@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from . import kv_format
 from .binding import Binder, Overridden
 from .capture import CapturedForward
 from .decision import Bound, Decision
 from .discover import Candidate, Discovery
+from .kv_format import KVCache
 from .numbers import costs, numbers, place
 from .precision.choice import Chosen, Precision, describes, wanted
 from .precision.choice import checked as checked_precision
@@ -36,16 +38,19 @@ class Settings:
     """What a plan was made with; equal settings make equal plans.
 
     ``forward`` is the path of the module whose forward is captured, ``""`` for the model.
-    ``quantising`` is None where the precision makes no packed copies.
+    ``quantising`` is None where the precision makes no packed copies, ``kv_cache`` where caches
+    have the model's dtype.
     """
 
     precision: Chosen = "auto"
     forward: str = ""
     quantising: Quantising | None = None
+    kv_cache: KVCache = None
 
     def __str__(self) -> str:
         where = f"{self.forward}.forward" if self.forward else "forward"
         rest = f", {self.quantising}" if self.quantising is not None else ""
+        rest += f", kv_cache={self.kv_cache}" if self.kv_cache is not None else ""
         return f"precision={describes(self.precision)}, forward=model.{where}{rest}"
 
 
@@ -123,6 +128,7 @@ def plan(
     observer: str = "max",
     min_cosine: float | None = MIN_COSINE,
     keep_host: KeepHost = "cpu",
+    kv_cache: KVCache = None,
 ) -> Plan:
     """Decide what ``attach`` would bind, and what it would quantise. Nothing is touched.
 
@@ -144,6 +150,7 @@ def plan(
         observer=observer,
         min_cosine=min_cosine,
         keep_host=keep_host,
+        kv_cache=kv_cache,
     )
     return make_plan(host, settings)
 
@@ -154,12 +161,14 @@ def read_settings(
     forward: Callable[..., Any] | None,
     *,
     precision: Precision,
+    kv_cache: KVCache,
     **quantising: Any,
 ) -> Settings:
     """Check all arguments of ``attach`` and ``plan``; see there for what is raised."""
     path = _path_of(host, forward_target(model, host, forward))
     chosen = checked_precision(precision)
-    return Settings(chosen, path, read_quantising(chosen, **quantising))
+    stored = kv_format.checked("attach", kv_cache)
+    return Settings(chosen, path, read_quantising(chosen, **quantising), stored)
 
 
 def forward_target(model: Any, host: nn.Module, forward: Callable[..., Any] | None) -> nn.Module:

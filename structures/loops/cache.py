@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..kv_format import FP8, KVCache
+
 NO_TOKEN = -1  # an end-of-sequence entry that no argmax returns
 EOS_SLOTS = 8
 BY_ROW = ("next_ids", "accepted", "finished", "lengths", "counts", "max_new", "tokens")
@@ -17,6 +19,7 @@ class StaticState:
 
     Attributes:
         k, v: per layer ``[B, G, S, D]``; slots from ``lengths`` on are undefined.
+        scales: per layer ``k_scale`` and ``v_scale``, fp32 ``[G]`` each, of FP8 caches; else none.
         lengths: int32 ``[B]``, positions in the cache.
         next_ids: int64 ``[B]``, the token that the next step reads.
         accepted: int32 ``[B]``, tokens that the last verification of drafts appended.
@@ -27,12 +30,24 @@ class StaticState:
     """
 
     def __init__(
-        self, kv: Sequence[tuple[int, int]], *, batch: int, slots: int, like: torch.Tensor
+        self,
+        kv: Sequence[tuple[int, int]],
+        *,
+        batch: int,
+        slots: int,
+        like: torch.Tensor,
+        kv_cache: KVCache = None,
     ) -> None:
-        """``kv`` is (G, D) of each layer; caches have dtype and device of ``like``."""
+        """``kv`` is (G, D) of each layer; what is not FP8 has dtype and device of ``like``."""
         self.batch, self.slots = batch, slots
-        self.k = [like.new_zeros(batch, groups, slots, size) for groups, size in kv]
-        self.v = [like.new_zeros(batch, groups, slots, size) for groups, size in kv]
+        stored = like.dtype if kv_cache is None else FP8
+        shapes = [(batch, groups, slots, size) for groups, size in kv]
+        self.k = [like.new_zeros(shape, dtype=stored) for shape in shapes]
+        self.v = [like.new_zeros(shape, dtype=stored) for shape in shapes]
+        names = () if kv_cache is None else ("k_scale", "v_scale")
+        self.scales = [
+            {name: like.new_ones(groups, dtype=torch.float32) for name in names} for groups, _ in kv
+        ]
         self.report = like.new_zeros(13 * batch, dtype=torch.uint8)
         self.next_ids = self.report[: 8 * batch].view(torch.int64)
         self.accepted = self.report[8 * batch : 12 * batch].view(torch.int32)
@@ -77,4 +92,5 @@ class StaticState:
     def memory_bytes(self) -> int:
         """Everything held."""
         small = [self.report, self.lengths, self.counts, self.max_new, self.tokens, self.eos]
+        small += [scale for scales in self.scales for scale in scales.values()]
         return sum(t.numel() * t.element_size() for t in [*self.k, *self.v, *small])

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .. import kv_format
 from ..attach import attach
 from ..binding import PLAN
 from ..catalogue.base import MAX_FUSED_ROWS
 from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
+from ..kv_format import KVCache
 from ..plan import Plan, host_of
 from .decoder import read_decoder
 from .depth import Depth
@@ -44,7 +46,12 @@ class Generated(NamedTuple):
 
 
 def decode_loop(
-    model: Any, *, max_len: int, batch_size: int = 1, draft: str | None = None
+    model: Any,
+    *,
+    max_len: int,
+    batch_size: int = 1,
+    draft: str | None = None,
+    kv_cache: KVCache = None,
 ) -> DecodeLoop:
     """A loop that generates from ``model`` with one captured graph a token.
 
@@ -57,6 +64,11 @@ def decode_loop(
             tokens the last time, and verifies them several at a time. The answer is the same,
             greedy or drawn; only how fast it comes depends on it, and where drafts do not pay
             they stop.
+        kv_cache: "fp8" stores keys and values in half the bytes of bf16, so that twice as many
+            positions fit and long contexts are read in less time. An element is off by up to 1/16
+            of itself, so answers differ from those of a cache in the model's dtype; how much is
+            the model's to say: compare them on text of yours. Scales are measured when the cache
+            is made and depend on the model alone. None takes what ``attach`` was told.
 
     Raises:
         ValueError: a size out of range, or a model that the loop cannot run; the text lists the
@@ -70,12 +82,15 @@ def decode_loop(
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
     if draft not in (None, "lookup"):
         raise ValueError(f'decode_loop: draft must be "lookup" or None, got {draft!r}')
-    host, sessions = open_decoder("decode_loop", model, max_len)
+    host, sessions = open_decoder("decode_loop", model, max_len, kv_cache)
     return DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size, draft=draft)
 
 
-def open_decoder(where: str, model: Any, max_len: int) -> tuple[nn.Module, Sessions]:
+def open_decoder(
+    where: str, model: Any, max_len: int, kv_cache: KVCache
+) -> tuple[nn.Module, Sessions]:
     """The host, attached where it was not, and sessions of its decoder; see ``decode_loop``."""
+    kv_cache = kv_format.checked(where, kv_cache)
     if max_len < 2:
         raise ValueError(f"{where}: max_len must be at least 2, got {max_len}")
     host = host_of(model)
@@ -93,7 +108,7 @@ def open_decoder(where: str, model: Any, max_len: int) -> tuple[nn.Module, Sessi
             raise
         name = type(host).__name__
         raise ValueError(f"{where}: {name} cannot run on the loop: {error}") from None
-    return host, Sessions(host, spec, Families.load())
+    return host, Sessions(host, spec, Families.load(), kv_cache or plan.settings.kv_cache)
 
 
 class DecodeLoop:

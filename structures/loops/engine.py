@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..catalogue.base import MAX_FUSED_ROWS
+from ..kv_format import KVCache
 from .answer import Answer, Handle
 from .cache import EOS_SLOTS
 from .controls import GREEDY, check_controls, widest
@@ -366,13 +367,16 @@ class Engine:
         self._reports = Reports(session.state.report, self.slots, REPORTS, self._logprobs.bytes)
 
 
-def decode_engine(model: Any, *, max_len: int, slots: int = MAX_SLOTS) -> Engine:
+def decode_engine(
+    model: Any, *, max_len: int, slots: int = MAX_SLOTS, kv_cache: KVCache = None
+) -> Engine:
     """An engine that generates from ``model`` for up to ``slots`` sequences at a time.
 
     Args:
         model: as for ``decode_loop``.
         max_len: most positions of a sequence, prompt and answer together.
         slots: most sequences in the cache, 1 to 8.
+        kv_cache: as for ``decode_loop``.
 
     Raises:
         ValueError, TypeError: as ``decode_loop`` does.
@@ -384,5 +388,5 @@ def decode_engine(model: Any, *, max_len: int, slots: int = MAX_SLOTS) -> Engine
     )
     if not 1 <= slots <= MAX_SLOTS:
         raise ValueError(f"decode_engine: slots must be 1 to {MAX_SLOTS}, got {slots}")
-    host, sessions = open_decoder("decode_engine", model, max_len)
+    host, sessions = open_decoder("decode_engine", model, max_len, kv_cache)
     return Engine(host, sessions, max_len=max_len, slots=slots)

@@ -134,7 +134,7 @@ def open_door(plan: Plan, model: nn.Module, binder: Binder) -> GenerateDoor | No
     door = GenerateDoor()
     try:
         door.spec = read_decoder(model, plan)
-        door.sessions = Sessions(model, door.spec, Families.load())
+        door.sessions = Sessions(model, door.spec, Families.load(), plan.settings.kv_cache)
     except (NotThisForm, KernelUnavailable) as reason:
         door.refusal = str(reason)
         return door

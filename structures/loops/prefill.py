@@ -11,6 +11,7 @@ import torch
 
 from ..capture import Backend, Graph, GraphCache, Pool
 from ..catalogue.layer_math import Stream, layer_wide
+from ..kv_format import measured_ids, set_scale, widened
 from .sdpa import causal_attention
 from .step import Step
 
@@ -31,6 +32,16 @@ class Prefill:
         self._ids = lengths.new_zeros(CAPTURED, dtype=torch.int64)
         self._last = lengths.new_zeros(1, dtype=torch.int64)
         self._start = torch.zeros_like(lengths[:1])
+        self._measures = False
+
+    def measure_scales(self, max_len: int) -> None:
+        """Scales of FP8 caches, from a text through the model; it stays behind in the first row."""
+        table, lengths = self._step.decoder.table, self._step.state.lengths
+        self._measures = True
+        try:
+            self._layers(0, measured_ids(max_len, table.shape[0], lengths.device), 0)
+        finally:
+            self._measures = False
 
     def run(self, row: int, ids: torch.Tensor, start: int = 0) -> None:
         """Keys and values of ``ids [n]`` from position ``start``, logits of the last to the step's.
@@ -92,20 +103,32 @@ class Prefill:
         embed = self._families.linear.embedding
         stream = Stream(embed(ids, decoder.table, scale=decoder.embedding_scale, out=x))
         for index, layer in enumerate(decoder.layers):
-            heads = _Heads(self._step, self._start, index, row, start)
+            heads = _Heads(self._step, self._start, index, row, start, measures=self._measures)
             stream = layer_wide(self._families, layer, stream, heads)
         return stream
 
 
 class _Heads:
-    """The middle of a layer for a run of positions of one row."""
+    """The middle of a layer for a run of positions of one row.
+
+    An FP8 cache is read as it was rounded, by the positions that it was filled with too: what a
+    position sees does not depend on where a prompt was cut.
+    """
 
     def __init__(
-        self, step: Step, start_on_device: torch.Tensor, index: int, row: int, start: int
+        self,
+        step: Step,
+        start_on_device: torch.Tensor,
+        index: int,
+        row: int,
+        start: int,
+        *,
+        measures: bool,
     ) -> None:
         self._attention = step.families.attention
         self._layer, self._table = step.decoder.layers[index], step.decoder.rotary[index]
         self._k, self._v = (c[index][row : row + 1] for c in (step.state.k, step.state.v))
+        self._scales, self._measures = step.state.scales[index], measures
         self._start_on_device, self._start = start_on_device, start
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -117,8 +140,16 @@ class _Heads:
             arguments = arguments | {"cos": cos, "sin": sin, "rotary": spec.rotary}
         if arguments:
             q, k = self._attention.norm_rope(q, k, **arguments)
-        self._attention.append(k, v, self._k, self._v, self._start_on_device)
-        if start:
+        if self._measures:
+            set_scale(self._scales["k_scale"], k)
+            set_scale(self._scales["v_scale"], v)
+        self._attention.append(k, v, self._k, self._v, self._start_on_device, **self._scales)
+        if self._scales:
+            keys, values = (
+                widened(cache[:, :, :stop], scale, k.dtype)
+                for cache, scale in zip((self._k, self._v), self._scales.values(), strict=True)
+            )
+        elif start:
             keys, values = self._k[:, :, :stop], self._v[:, :, :stop]
         else:
             keys, values = k.transpose(1, 2), v.transpose(1, 2)

@@ -20,6 +20,7 @@ from ..catalogue.attention import Attention
 from ..catalogue.head import propose_head, read_embedding
 from ..catalogue.layer_math import Families
 from ..discover import FLOATS
+from ..kv_format import KVCache
 from ..weights import Copies
 from .cache import EOS_SLOTS, StaticState
 from .controls import ADJUSTED, DRAWN, GREEDY, Controls, way_of
@@ -79,12 +80,13 @@ class Session:
         *,
         batch: int,
         max_len: int,
+        kv_cache: KVCache = None,
     ) -> None:
         slots = -(-max_len // SLOT_GROUP) * SLOT_GROUP
         decoder = self.decoder = BoundDecoder.of(model, spec, max_len=max_len, slots=slots)
         kv = [(layer.kv_heads, layer.spec.attention.head_dim) for layer in decoder.layers]
         self.batch, self.max_len, self._sampling = batch, max_len, sampling
-        self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.like)
+        self.state = StaticState(kv, batch=batch, slots=slots, like=decoder.like, kv_cache=kv_cache)
         self._arena = Arena(decoder.like, batch)
         self.make_step = partial(Step, families, sampling, decoder)
         self.step = self.make_step(self.state, arena=self._arena)
@@ -98,6 +100,8 @@ class Session:
         self._graphs: dict[str, Graph] = {}
         self._recorded: dict[tuple[object, ...], Graph] = {}
         self._verifier: Verifier | None = None
+        if kv_cache is not None:
+            self.prefill.measure_scales(max_len)
 
     def graph(self, name: str) -> Graph:
         """The recording of a method of the step, such as ``greedy``; get it before ``fill``."""
@@ -271,9 +275,12 @@ class Sessions:
     gets a session of its own, so that neither disturbs the other.
     """
 
-    def __init__(self, model: nn.Module, spec: DecoderSpec, families: Families) -> None:
+    def __init__(
+        self, model: nn.Module, spec: DecoderSpec, families: Families, kv_cache: KVCache = None
+    ) -> None:
         from .. import kernels
 
+        self.kv_cache = kv_cache
         self._model, self.spec, self._families = model, spec, families
         self._sampling = kernels.family("sampling")
         self._lock = threading.RLock()
@@ -428,6 +435,7 @@ class Sessions:
                 self._sampling,
                 batch=batch,
                 max_len=max_len,
+                kv_cache=self.kv_cache,
             )
         except torch.OutOfMemoryError:
             raise LoopRefused(

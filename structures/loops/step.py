@@ -262,6 +262,7 @@ def _attend(
     shape, by_token = (layer.heads, spec.head_dim), (state.batch, step.ids.shape[0] // state.batch)
     arguments = {
         **layer.qk_norms,
+        **state.scales[index],
         "scaling": spec.scaling,
         "window": spec.window,
         "soft_cap": spec.soft_cap,
