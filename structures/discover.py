@@ -19,6 +19,7 @@ from .catalogue.forms import is_function
 from .prove import Disproof, prove_meaning
 from .quiet import tensors_made_on
 from .region import Region
+from .weights import copy_of
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # What nn.Module itself and the libraries around it keep in an instance.
@@ -243,10 +244,10 @@ def foreign_forward(region: Region, structure: Structure) -> str | None:
 
 
 def storage(region: Region, structure: Structure) -> str | None:
-    """Plain floating-point tensors of one dtype on one CPU or CUDA device."""
+    """Floating-point tensors, plain or packed, of one dtype on one CPU or CUDA device."""
     seen: dict[tuple[torch.dtype, torch.device], str] = {}
     for name, tensor in region.tensors():
-        if type(tensor) not in (torch.Tensor, nn.Parameter):
+        if type(tensor) not in (torch.Tensor, nn.Parameter) and copy_of(tensor) is None:
             return f"{name} is a {type(tensor).__name__}, not a plain tensor"
         if tensor.device.type not in ("cpu", "cuda"):
             return f"{name} is on device {tensor.device.type}; cpu or cuda is wanted"

@@ -14,6 +14,7 @@ from .discover import Candidate, Rejected
 from .numbers import Verdict, place, region_dtype
 from .prove import Disproof
 from .region import Region, owns_tensors
+from .weights import copy_of
 
 PRECISION_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -38,7 +39,7 @@ def decide(
                     **book.facts(item.region, item.region.owners()),
                     reason="meaning and numbers proven",
                     structure=item.structure.name,
-                    precision=PRECISION_NAMES[region_dtype(item.region, default)],
+                    precision=stored_precision(item.region, default),
                     kernels=tuple(kernels.label(f) for f in item.structure.families),
                     error=error,
                     cost=cost,
@@ -53,6 +54,13 @@ def decide(
             reason = f"no structure has the form of {type(item.module).__name__}"
             rows.append(Kept(**book.facts(item, [item]), reason=reason))
     return tuple(rows)
+
+
+def stored_precision(region: Region, default: torch.dtype) -> str:
+    """What a region's weights are stored in: their dtype, or the formats that they came in."""
+    packed = (copy_of(tensor) for _, tensor in region.tensors())
+    formats = dict.fromkeys(found.precision for found in packed if found is not None)
+    return ", ".join(formats) or PRECISION_NAMES[region_dtype(region, default)]
 
 
 class _Book:

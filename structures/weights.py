@@ -145,17 +145,27 @@ class PackedCopy:
 
 
 ROW_GROUP = 16  # rows of an NVFP4 tile
+SCALE_GROUP = 128  # rows of a block of FP8 that shares a scale
 
 
 def sliced(packed: PackedWeight, start: int, stop: int) -> PackedWeight:
-    """Rows ``start:stop`` of ``packed`` as views; in NVFP4 both must be whole tiles."""
+    """Rows ``start:stop`` of ``packed`` as views.
+
+    Raises:
+        ValueError: ``start`` is inside a group of rows that are stored together: a tile of NVFP4,
+            or a block that shares a scale.
+    """
     kind: Any = type(packed)
-    data = packed.data
-    if data.dtype == torch.uint8:
-        data = data[start // ROW_GROUP : -(-stop // ROW_GROUP)]
-    else:
-        data = data[start:stop]
-    made: PackedWeight = kind(data, packed.scale[start:stop], (stop - start, packed.shape[1]))
+    data, scale = packed.data, packed.scale
+    group = ROW_GROUP if data.dtype == torch.uint8 else SCALE_GROUP if scale.dim() == 2 else 1
+    if start % group:
+        raise ValueError(
+            f"packed weight: rows must be taken from a multiple of {group}, got {start}:{stop}"
+        )
+    groups = slice(start // group, -(-stop // group))
+    data = data[groups] if data.dtype == torch.uint8 else data[start:stop]
+    scale = scale[groups] if scale.dim() == 2 else scale[start:stop]
+    made: PackedWeight = kind(data, scale, (stop - start, packed.shape[1]))
     return made
 
 

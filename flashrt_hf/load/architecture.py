@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from ..quantization.foreign import adopt
 from .files import WHERE, check_config
 from .source import Source
 
@@ -22,11 +23,11 @@ AUTO_CLASSES = (
 
 
 def read_config(source: Source, *, remote_code: bool) -> PretrainedConfig:
-    """The configuration of a checkpoint.
+    """The configuration of a checkpoint; quantised weights will be read as they are.
 
     Raises:
-        ValueError: it needs code of its own, is of a kind that transformers does not know, or has
-            a value that its class refuses.
+        ValueError: it needs code of its own, is of a kind that transformers does not know, has a
+            value that its class refuses, or is quantised in a format without kernels.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -51,13 +52,14 @@ def read_config(source: Source, *, remote_code: bool) -> PretrainedConfig:
         what = f"it is diffusers' {kind}: load that with diffusers" if kind else "it has none"
         raise ValueError(f"{WHERE}: config.json of {source.name} must have a model_type; {what}")
     try:
-        return AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=remote_code)
     except (ValueError, LookupError, TypeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{WHERE}: config.json of {source.name} must be one that transformers {_version()} "
             f"reads, got model_type {raw['model_type']!r}: {reason}"
         ) from error
+    return adopt(config, source.folder)
 
 
 def needs_remote_code(raw: dict[str, Any]) -> bool:

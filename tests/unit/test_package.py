@@ -36,7 +36,8 @@ def test_import_is_light_and_names_are_lazy(source_environment):
     result = run(code, source_environment, ROOT / "src")
     assert result.returncode == 0, result.stderr
     first, second = result.stdout.splitlines()
-    assert first == "[] ['__version__', 'flashrt_hf', 'load_model', 'structures'] False"
+    names = ["FlashRTConfig", "__version__", "flashrt_hf", "load_model", "structures"]
+    assert first == f"[] {names} False"
     assert second == "flash_rt.structures"
 
 
