@@ -1,9 +1,10 @@
 // Times the linear kernels of one decode step (no attention between them) as one CUDA graph, after
 // checking them.
 //
-// Build: nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../csrc chain.cu
-// ../csrc/linear.cu -o chain Usage: chain [rows ...]   prints, per model shape and number of rows,
-// ms per step and TB/s of weights.
+// Build: nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I../csrc chain.cu \
+//     ../csrc/linear*.cu -o chain
+// Usage: chain [plain | fp8 | int8 | nvfp4 | model name | rows ...]   prints, per format, model
+// shape and number of rows, ms per step and TB/s of weights. With NVFP4 layers the head is FP8.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -20,7 +21,11 @@
 namespace {
 
 using flashrt::LinearArgs;
+using flashrt::WeightFormat;
 using T = __nv_bfloat16;
+
+constexpr int kTileBytes = 2304;
+constexpr int kCodeBytes = 2048;
 
 #define CHECK(call)                                                      \
   do {                                                                   \
@@ -63,6 +68,94 @@ T* allocate(size_t count, float scale, uint32_t seed) {
   return data;
 }
 
+// A matrix of any format: random values of moderate size, and scales to go with them.
+struct Weight {
+  void* data;
+  float* scale;  // null for plain weights
+  WeightFormat format;
+  int n, k;
+
+  size_t bytes() const {
+    const size_t count = size_t(n) * k;
+    if (format == WeightFormat::kPlain) return count * 2;
+    if (format == WeightFormat::kNVFP4)
+      return size_t((n + 15) / 16) * ((k + 255) / 256) * kTileBytes;
+    return count;
+  }
+};
+
+__global__ void fill_packed(uint8_t* data, size_t bytes, WeightFormat format, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < bytes;
+       i += size_t(gridDim.x) * blockDim.x) {
+    uint32_t h = static_cast<uint32_t>(i) * 2654435761u + seed;
+    h ^= h >> 16;
+    h *= 0x85ebca6bu;
+    h ^= h >> 13;
+    uint8_t byte = static_cast<uint8_t>(h >> 8);
+    if (format == WeightFormat::kFP8 && byte % 128 == 127) byte -= 1;  // NaN
+    if (format == WeightFormat::kNVFP4 && i % kTileBytes >= kCodeBytes) byte = 20 * 8 + byte % 16;
+    data[i] = byte;
+  }
+}
+
+__global__ void fill_scale(float* scale, int n, float value) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) scale[i] = value * (1.0f + 0.001f * (i % 7));
+}
+
+Weight make_weight(WeightFormat format, int n, int k, float width, uint32_t seed) {
+  Weight weight{nullptr, nullptr, format, n, k};
+  if (format == WeightFormat::kPlain) {
+    weight.data = allocate(size_t(n) * k, width, seed);
+    return weight;
+  }
+  CHECK(cudaMalloc(&weight.data, weight.bytes()));
+  fill_packed<<<1024, 256>>>(static_cast<uint8_t*>(weight.data), weight.bytes(), format, seed);
+  CHECK(cudaMalloc(&weight.scale, n * sizeof(float)));
+  const float size = format == WeightFormat::kFP8    ? 100.0f
+                     : format == WeightFormat::kINT8 ? 74.0f
+                                                     : 1.0f;
+  fill_scale<<<(n + 255) / 256, 256>>>(weight.scale, n, 0.29f * width / size);
+  CHECK(cudaGetLastError());
+  return weight;
+}
+
+// Element (row, k) of a weight, without its row's scale.
+__device__ float element(const void* data, WeightFormat format, int64_t stride, int row, int k,
+                         int columns) {
+  switch (format) {
+    case WeightFormat::kPlain:
+      return __bfloat162float(static_cast<const T*>(data)[row * stride + k]);
+    case WeightFormat::kINT8:
+      return static_cast<const int8_t*>(data)[row * stride + k];
+    case WeightFormat::kFP8: {
+      const int bits = static_cast<const uint8_t*>(data)[row * stride + k];
+      const int exponent = bits >> 3 & 15;
+      const float magnitude =
+          exponent == 0 ? ldexpf(bits & 7, -9) : ldexpf(8 + (bits & 7), exponent - 10);
+      return bits & 128 ? -magnitude : magnitude;
+    }
+    default: {
+      const int turns = (columns + 255) / 256;
+      const uint8_t* tile =
+          static_cast<const uint8_t*>(data) + (size_t(row / 16) * turns + k / 256) * kTileBytes;
+      const int segment = k % 256 / 128, half = row % 16 / 8, t = k % 128 / 32,
+                lane = row % 8 * 4 + t;
+      const uint32_t word = reinterpret_cast<const uint32_t*>(
+          tile)[((segment * 2 + half) * 32 + lane) * 4 + k % 32 / 8];
+      const uint32_t bits = k % 2 == 0 ? word & 0xffff : word >> 16;
+      const int place[4][4] = {{15, 11, 10, 9}, {12, 8, 7, 6}, {14, 5, 4, 3}, {13, 2, 1, 0}};
+      const int* p = place[k % 8 / 2];
+      const int exponent = (bits >> p[1] & 1) * 2 + (bits >> p[2] & 1);
+      const float mantissa = 0.5f * (bits >> p[3] & 1);
+      const float magnitude = exponent == 0 ? mantissa : ldexpf(1.0f + mantissa, exponent - 1);
+      const int scale = tile[kCodeBytes + lane * 8 + half * 4 + segment * 2 + k % 32 / 16];
+      const float factor = ldexpf(1.0f + (scale & 7) / 8.0f, (scale >> 3) - 22);
+      return (bits >> p[0] & 1 ? -magnitude : magnitude) * factor;
+    }
+  }
+}
+
 // One thread an output, plain loops: what the kernels must equal up to the order of sums.
 __global__ void reference(LinearArgs a, float* out) {
   const int n = blockIdx.x * blockDim.x + threadIdx.x;
@@ -81,15 +174,15 @@ __global__ void reference(LinearArgs a, float* out) {
     int row = a.gated ? n + part * a.n[0] : n;
     int index = 0;
     while (row >= a.n[index]) row -= a.n[index++];
-    const T* w = static_cast<const T*>(a.weight[index]) + row * a.weight_stride[index];
     for (int k = 0; k < a.k; ++k) {
       float v = __bfloat162float(x[k]);
       if (a.norm_kind != 0) {
         v = __bfloat162float(__float2bfloat16(
             v * scale * __bfloat162float(static_cast<const T*>(a.norm_weight)[k])));
       }
-      y[part] += v * __bfloat162float(w[k]);
+      y[part] += v * element(a.weight[index], a.format, a.weight_stride[index], row, k, a.k);
     }
+    if (a.weight_scale[index] != nullptr) y[part] *= a.weight_scale[index][row];
   }
   float result = a.gated ? y[0] / (1.0f + expf(-y[0])) * y[1] : y[0];
   if (a.residual != nullptr)
@@ -98,7 +191,8 @@ __global__ void reference(LinearArgs a, float* out) {
 }
 
 struct Layer {
-  T *q, *k, *v, *o, *gate, *up, *down, *norm1, *norm2;
+  Weight q, k, v, o, gate, up, down;
+  T *norm1, *norm2;
 };
 
 struct Buffers {
@@ -109,26 +203,27 @@ struct Buffers {
 struct Step {
   Model model;
   std::vector<Layer> layers;
-  T *head, *norm;
+  Weight head;
+  T* norm;
   Buffers buffers;
-  size_t weight_bytes = 0;
 
-  explicit Step(const Model& m) : model(m) {
+  Step(const Model& m, WeightFormat format) : model(m) {
     const size_t d = m.hidden, q = size_t(m.heads) * m.head_dim,
                  kv = size_t(m.kv_heads) * m.head_dim, f = m.intermediate;
     const float wd = 3.4f / std::sqrt(float(d)), wq = 3.4f / std::sqrt(float(q)),
                 wf = 3.4f / std::sqrt(float(f));
     for (int i = 0; i < m.layers; ++i) {
       const uint32_t s = 100 * i;
-      layers.push_back(
-          {allocate(q * d, wd, s + 1), allocate(kv * d, wd, s + 2), allocate(kv * d, wd, s + 3),
-           allocate(d * q, wq, s + 4), allocate(f * d, wd, s + 5), allocate(f * d, wd, s + 6),
-           allocate(d * f, wf, s + 7), allocate(d, 2.0f, s + 8), allocate(d, 2.0f, s + 9)});
-      weight_bytes += 2 * (q * d + 2 * kv * d + d * q + 3 * f * d);
+      const auto make = [&](int n, int k, float width, int number) {
+        return make_weight(format, n, k, width, s + number);
+      };
+      layers.push_back({make(q, d, wd, 1), make(kv, d, wd, 2), make(kv, d, wd, 3),
+                        make(d, q, wq, 4), make(f, d, wd, 5), make(f, d, wd, 6), make(d, f, wf, 7),
+                        allocate(d, 2.0f, s + 8), allocate(d, 2.0f, s + 9)});
     }
-    head = allocate(size_t(m.vocab) * d, wd, 7);
+    head = make_weight(format == WeightFormat::kNVFP4 ? WeightFormat::kFP8 : format, m.vocab, d, wd,
+                       7);
     norm = allocate(d, 2.0f, 8);
-    weight_bytes += 2 * size_t(m.vocab) * d;
     buffers = {{allocate(8 * d, 2.0f, 9), allocate(8 * d, 2.0f, 10)},
                allocate(8 * (q + 2 * kv), 2.0f, 11),
                allocate(8 * q, 2.0f, 12),
@@ -137,17 +232,36 @@ struct Step {
     CHECK(cudaMalloc(&buffers.logits, size_t(8) * m.vocab * sizeof(float)));
   }
 
-  LinearArgs args(int m, const T* x, int k, std::vector<const T*> weights, std::vector<int> n,
-                  void* out, int out_n) const {
+  void release() const {
+    for (const Layer& l : layers) {
+      for (const Weight& w : {l.q, l.k, l.v, l.o, l.gate, l.up, l.down}) {
+        CHECK(cudaFree(w.data));
+        CHECK(cudaFree(w.scale));
+      }
+      CHECK(cudaFree(l.norm1));
+      CHECK(cudaFree(l.norm2));
+    }
+    CHECK(cudaFree(head.data));
+    CHECK(cudaFree(head.scale));
+    for (T* buffer : {norm, buffers.hidden[0], buffers.hidden[1], buffers.qkv, buffers.attention,
+                      buffers.gated})
+      CHECK(cudaFree(buffer));
+    CHECK(cudaFree(buffers.logits));
+  }
+
+  LinearArgs args(int m, const T* x, int k, std::vector<Weight> weights, void* out,
+                  int out_n) const {
     LinearArgs a{};
     a.x = x;
     a.x_stride = k;
     a.num_weights = static_cast<int>(weights.size());
     for (int i = 0; i < a.num_weights; ++i) {
-      a.weight[i] = weights[i];
+      a.weight[i] = weights[i].data;
+      a.weight_scale[i] = weights[i].scale;
       a.weight_stride[i] = k;
-      a.n[i] = n[i];
+      a.n[i] = weights[i].n;
     }
+    a.format = weights[0].format;
     a.weight_col_stride = 1;
     a.scale = 1.0f;
     a.activation = flashrt::Activation::kIdentity;
@@ -165,23 +279,21 @@ struct Step {
               kv = model.kv_heads * model.head_dim, f = model.intermediate;
     std::vector<LinearArgs> list;
     for (const Layer& l : layers) {
-      LinearArgs a =
-          args(m, buffers.hidden[0], d, {l.q, l.k, l.v}, {q, kv, kv}, buffers.qkv, q + 2 * kv);
+      LinearArgs a = args(m, buffers.hidden[0], d, {l.q, l.k, l.v}, buffers.qkv, q + 2 * kv);
       a.norm_weight = l.norm1, a.norm_eps = 1e-6f, a.norm_kind = 1;
       list.push_back(a);
-      a = args(m, buffers.attention, q, {l.o}, {d}, buffers.hidden[1], d);
+      a = args(m, buffers.attention, q, {l.o}, buffers.hidden[1], d);
       a.residual = buffers.hidden[0], a.residual_stride = d;
       list.push_back(a);
-      a = args(m, buffers.hidden[1], d, {l.gate, l.up}, {f, f}, buffers.gated, f);
+      a = args(m, buffers.hidden[1], d, {l.gate, l.up}, buffers.gated, f);
       a.norm_weight = l.norm2, a.norm_eps = 1e-6f, a.norm_kind = 1;
       a.gated = true, a.activation = flashrt::Activation::kSilu;
       list.push_back(a);
-      a = args(m, buffers.gated, f, {l.down}, {d}, buffers.hidden[0], d);
+      a = args(m, buffers.gated, f, {l.down}, buffers.hidden[0], d);
       a.residual = buffers.hidden[1], a.residual_stride = d;
       list.push_back(a);
     }
-    LinearArgs a =
-        args(m, buffers.hidden[0], d, {head}, {model.vocab}, buffers.logits, model.vocab);
+    LinearArgs a = args(m, buffers.hidden[0], d, {head}, buffers.logits, model.vocab);
     a.norm_weight = norm, a.norm_eps = 1e-6f, a.norm_kind = 1;
     a.out_type = flashrt::ElementType::kFP32;
     list.push_back(a);
@@ -258,15 +370,28 @@ bool check(const Step& step) {
   return good;
 }
 
-void measure(const Step& step, int m, bool weights_static) {
+// Kernels of a layer, and all of them with the head.
+constexpr const char* kKinds[] = {"qkv", "o", "gate_up", "down", "head", "step"};
+constexpr int kHead = 4, kWholeStep = 5;
+
+void measure(const Step& step, int m, bool weights_static, int kind = kWholeStep) {
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (LinearArgs a : step.launches(m)) {
+  const std::vector<LinearArgs> launches = step.launches(m);
+  int count = 0;
+  double bytes = 0.0;
+  for (size_t i = 0; i < launches.size(); ++i) {
+    const int own = i + 1 == launches.size() ? kHead : i % 4;
+    if (kind != kWholeStep && kind != own) continue;
+    LinearArgs a = launches[i];
     a.weights_static = weights_static;
     CHECK(flashrt::launch_linear(a, stream));
+    ++count;
+    for (int j = 0; j < a.num_weights; ++j)
+      bytes += Weight{nullptr, nullptr, a.format, a.n[j], a.k}.bytes();
   }
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&exec, graph, 0));
@@ -286,8 +411,9 @@ void measure(const Step& step, int m, bool weights_static) {
   }
   std::sort(times.begin(), times.end());
   const float median = times[times.size() / 2];
-  std::printf("%-14s M=%d weights_static=%d  %.4f ms  %.3f TB/s\n", step.model.name, m,
-              weights_static, median, step.weight_bytes / (median * 1e9));
+  std::printf("%-14s M=%d weights_static=%d %-8s %.4f ms  %6.2f us each  %.3f TB/s\n",
+              step.model.name, m, weights_static, kKinds[kind], median, 1e3 * median / count,
+              bytes / (median * 1e9));
   std::fflush(stdout);
   CHECK(cudaGraphExecDestroy(exec));
   CHECK(cudaGraphDestroy(graph));
@@ -297,16 +423,39 @@ void measure(const Step& step, int m, bool weights_static) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const char* names[] = {"plain", "fp8", "int8", "nvfp4"};
   std::vector<int> rows;
-  for (int i = 1; i < argc; ++i) rows.push_back(std::atoi(argv[i]));
+  std::vector<int> formats;
+  std::vector<std::string> models;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto name = std::find(std::begin(names), std::end(names), word);
+    if (name != std::end(names)) {
+      formats.push_back(name - std::begin(names));
+    } else if (std::atoi(argv[i]) > 0) {
+      rows.push_back(std::atoi(argv[i]));
+    } else {
+      models.push_back(word);
+    }
+  }
   if (rows.empty()) rows = {1, 2, 4, 8};
+  if (formats.empty()) formats = {0};
   bool good = true;
-  for (const Model& model : kModels) {
-    const Step step(model);
-    CHECK(cudaDeviceSynchronize());
-    good = check(step) && good;
-    for (int m : rows) measure(step, m, true);
-    measure(step, 1, false);
+  for (int format : formats) {
+    for (const Model& model : kModels) {
+      if (!models.empty() && std::find(models.begin(), models.end(), model.name) == models.end())
+        continue;
+      std::printf("%s\n", names[format]);
+      const Step step(model, static_cast<WeightFormat>(format));
+      CHECK(cudaDeviceSynchronize());
+      good = check(step) && good;
+      for (int m : rows) {
+        measure(step, m, true);
+        for (int kind = 0; kind <= kHead; ++kind) measure(step, m, true, kind);
+      }
+      measure(step, 1, false);
+      step.release();
+    }
   }
   std::printf(good ? "all checks passed\n" : "CHECK FAILED\n");
   return good ? 0 : 1;

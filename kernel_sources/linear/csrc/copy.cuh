@@ -1,4 +1,4 @@
-// Asynchronous 16-byte copies from global to shared memory, in groups that complete in order.
+// Asynchronous copies from global to shared memory, in groups that complete in order.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,13 @@ namespace flashrt {
 __device__ __forceinline__ void copy_async(void* shared, const void* global, int bytes) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+// The same for 4 bytes.
+__device__ __forceinline__ void copy_async_word(void* shared, const void* global, int bytes) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global),
                "r"(bytes)
                : "memory");
 }

@@ -22,6 +22,8 @@ struct Output {
   int n;    // column of `out`
   int row;  // of the block's outputs
   bool active;
+  float scale = 1.0f;  // of the row of W
+  float up_scale = 1.0f;
   float bias = 0.0f;
   float up_bias = 0.0f;
   float residual = 0.0f;
@@ -34,6 +36,8 @@ struct Output {
     n = rows.first_output + row;
     active = m < args.m && row < rows.outputs;
     if (!active) return;
+    if (rows.scale[0] != nullptr) scale = __ldcg(rows.scale[0] + row);
+    if (args.gated && rows.scale[1] != nullptr) up_scale = __ldcg(rows.scale[1] + row);
     if (rows.bias[0] != nullptr) bias = load_element<T>(rows.bias[0], row);
     if (args.gated && rows.bias[1] != nullptr) up_bias = load_element<T>(rows.bias[1], row);
     if (args.residual != nullptr)
@@ -42,8 +46,8 @@ struct Output {
 
   // `sum` is the product of the row, or of the gate row with `up` that of the up row.
   __device__ void store(const LinearArgs& args, float sum, float up) const {
-    float y = activate(args.activation, sum + bias);
-    if (args.gated) y *= up + up_bias;
+    float y = activate(args.activation, __fmaf_rn(sum, scale, bias));
+    if (args.gated) y *= __fmaf_rn(up, up_scale, up_bias);
     y *= args.scale;
     if (args.soft_cap != 0.0f) y = args.soft_cap * tanhf(y / args.soft_cap);
     if (args.residual != nullptr) y += residual;

@@ -27,20 +27,34 @@ inline constexpr int kNoNorm = 0;
 inline constexpr int kRmsNorm = 1;
 inline constexpr int kZeroCenteredRmsNorm = 2;
 
+// How weights are stored. Of a packed weight W = scale * value; each is a tensor of its own beside
+// its FP32 scales.
+enum class WeightFormat : int {
+  kPlain,  // `type`
+  kFP8,    // E4M3, [n, k]
+  kINT8,   // [n, k]
+  kNVFP4,  // E2M1 with E4M3 scales of blocks of 16 along k, in tiles: see formats.cuh
+};
+
 // Rows that one launch takes.
 inline constexpr int kMaxRows = 8;
 
 // All pointers are device addresses, null when the operand is absent. Strides are in elements.
-// Every operand has element type `type` except `out`, which has `out_type`: the same, or kFP32.
+// Every operand has element type `type` except packed weights, scales, and `out`, which has
+// `out_type`: the same, or kFP32.
 // Activations have unit stride along a row; nothing is assumed about the alignment of a row.
 struct LinearArgs {
   const void* x;  // [m, k]: the input, or with `branch` the residual stream it is added to
   int64_t x_stride;
 
-  const void* weight[3];  // [n[i], k]
+  WeightFormat format;    // of all weights
+  const void* weight[3];  // [n[i], k], or tiles
   int64_t weight_stride[3];
-  int64_t weight_col_stride;  // shared by all weights; 1 on the fast path
-  const void* bias[3];        // [n[i]], contiguous; each may be null
+  int64_t weight_col_stride;     // shared by all weights; 1 on the fast path
+  const float* weight_scale[3];  // of packed weights: [n[i]], or the grid below
+  int scale_columns;    // 0, or columns of a grid [ceil(n[i] / 128), scale_columns], one scale
+                        // for 128x128 elements
+  const void* bias[3];  // [n[i]], contiguous; each may be null
   int n[3];
   int num_weights;
 

@@ -32,9 +32,8 @@ struct PackedTable {
 
 // E2M1 in slot `slot` of a 16-bit half of a word, in the low bits of `half`.
 __device__ __forceinline__ float from_slot(uint32_t half, int slot) {
-  const uint32_t sign = slot == 3 ? half >> 14 : half >> (15 - 3 * slot);
-  const uint32_t magnitude =
-      slot == 3 ? (half >> 11 & 4) | (half >> 10 & 3) : half >> (6 - 3 * slot);
+  const uint32_t sign = half >> (slot == 0 ? 15 : slot == 1 ? 12 : slot == 2 ? 14 : 13);
+  const uint32_t magnitude = half >> (9 - 3 * slot);
   const uint32_t exponent = magnitude >> 1 & 3;
   const uint32_t mantissa = magnitude & 1;
   const float value = exponent == 0 ? 0.5f * static_cast<float>(mantissa)
@@ -43,7 +42,7 @@ __device__ __forceinline__ float from_slot(uint32_t half, int slot) {
 }
 
 __device__ __forceinline__ float from_scale_image(uint8_t byte) {
-  return byte == 0 ? 0.0f : __uint_as_float((static_cast<uint32_t>(byte) << 20) + (106u << 23));
+  return byte == 0 ? 0.0f : __uint_as_float((static_cast<uint32_t>(byte) << 20) + (105u << 23));
 }
 
 // Columns [16 * block, + 16) of row `id` of NVFP4 tiles: exact.

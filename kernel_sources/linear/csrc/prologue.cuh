@@ -6,7 +6,7 @@
 
 #include "common/vec.cuh"
 #include "copy.cuh"
-#include "layout.cuh"
+#include "formats.cuh"
 
 namespace flashrt {
 
@@ -16,7 +16,8 @@ struct alignas(16) PrologueScratch {
   float sums[kMaxRows][kMaxWarps];
 };
 
-// Read kLaneElements columns from `column`, zeros past `k`; kVector promises 16-byte aligned rows.
+// Read kVectorElements columns from `column`, zeros past `k`; kVector promises 16-byte aligned
+// rows.
 template <typename T, bool kVector>
 __device__ __forceinline__ uint4 load_words(const void* base, int64_t offset, int column, int k) {
   uint4 words = make_uint4(0, 0, 0, 0);
@@ -24,9 +25,9 @@ __device__ __forceinline__ uint4 load_words(const void* base, int64_t offset, in
     if (column < k)
       words = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(base) + offset + column));
   } else {
-    unsigned short elements[kLaneElements];
+    unsigned short elements[kVectorElements];
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kVectorElements; ++i) {
       elements[i] = column + i < k
                         ? __ldcg(static_cast<const unsigned short*>(base) + offset + column + i)
                         : 0;
@@ -39,41 +40,40 @@ __device__ __forceinline__ uint4 load_words(const void* base, int64_t offset, in
 
 template <typename T, bool kVector>
 __device__ __forceinline__ void load_columns(const void* base, int64_t offset, int column, int k,
-                                             float (&values)[kLaneElements]) {
+                                             float (&values)[kVectorElements]) {
   unpack<T>(load_words<T, kVector>(base, offset, column, k), values);
 }
 
 template <typename T, bool kVector>
 __device__ __forceinline__ void store_columns(void* base, int64_t offset, int column, int k,
-                                              const float (&values)[kLaneElements]) {
+                                              const float (&values)[kVectorElements]) {
   if constexpr (kVector) {
     if (column < k)
       *reinterpret_cast<uint4*>(static_cast<T*>(base) + offset + column) = pack<T>(values);
   } else {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kVectorElements; ++i) {
       if (column + i < k) static_cast<T*>(base)[offset + column + i] = from_float<T>(values[i]);
     }
   }
 }
 
 template <typename T>
-__device__ __forceinline__ void round_to(float (&values)[kLaneElements]) {
+__device__ __forceinline__ void round_to(float (&values)[kVectorElements]) {
   const uint4 words = pack<T>(values);
   unpack<T>(words, values);
 }
 
-// Multiply by the row's scale and the norm's weight, then round to T.
+// Multiply by the row's scale and the norm's weight.
 template <typename T>
-__device__ __forceinline__ void apply_norm(float (&values)[kLaneElements], float row_scale,
+__device__ __forceinline__ void apply_norm(float (&values)[kVectorElements], float row_scale,
                                            const uint4& weight_words, bool has_weight, int kind) {
-  float weight[kLaneElements];
+  float weight[kVectorElements];
   unpack<T>(weight_words, weight);
   const float offset = kind == kZeroCenteredRmsNorm || !has_weight ? 1.0f : 0.0f;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i)
+  for (int i = 0; i < kVectorElements; ++i)
     values[i] = (values[i] * row_scale) * (weight[i] + offset);
-  round_to<T>(values);
 }
 
 template <typename T, bool kVector>
@@ -81,10 +81,10 @@ __device__ __forceinline__ uint4 load_norm_weight(const void* weight, int column
   return weight == nullptr ? make_uint4(0, 0, 0, 0) : load_words<T, kVector>(weight, 0, column, k);
 }
 
-__device__ __forceinline__ float square_sum(const float (&values)[kLaneElements]) {
+__device__ __forceinline__ float square_sum(const float (&values)[kVectorElements]) {
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) sum = __fmaf_rn(values[i], values[i], sum);
+  for (int i = 0; i < kVectorElements; ++i) sum = __fmaf_rn(values[i], values[i], sum);
   return sum;
 }
 
@@ -117,33 +117,37 @@ __device__ __forceinline__ float row_scale(const float (&warp_sums)[kMaxWarps], 
   return rsqrtf(sum_warps(warp_sums, plan.warps) * plan.inverse_k + eps);
 }
 
-// A warp's columns of x in shared memory, ordered as the products read them: [segment][row][lane %
-// 4], 16 bytes each. A few lanes fill one turn, a pass of the warp several.
-inline constexpr int kTurnLanes = kTurnElements / kLaneElements;
-inline constexpr int kTurnsPerPass = 32 / kTurnLanes;
+// A warp's columns of x in shared memory, ordered as the products read them: [segment][piece][row]
+// [lane % 4], 16 bytes each. A pass of the warp fills one turn or several.
+template <typename Format>
+inline constexpr int kTurnLanes = kTurnElements<Format> / kVectorElements;
+template <typename Format>
+inline constexpr int kTurnsPerPass = 32 / kTurnLanes<Format>;
 
-template <int kRows, int kTeams>
+template <int kRows, typename Format>
 struct Slice {
   uint4* words;  // of the warp's first turn
   int passes;
-  int first_pass;  // of this warp's team, which takes every kTeams-th
   int first_column;
   int column_stride;  // between passes
   int place;          // this lane's 16 bytes of pass 0, row 0
 
+  // Lanes follow the order of shared memory, not of columns: copies to scattered places are slow.
   __device__ Slice(uint4* shared_x, const Plan& plan) {
-    const int lane = threadIdx.x % 32;
-    const int warp = warp_of_team<kTeams>(plan);
-    first_pass = team_of<kTeams>(plan);
-    passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
+    const int turn = threadIdx.x % 32 / kTurnLanes<Format>;  // of the pass
+    const int vector = threadIdx.x % kTurnLanes<Format>;     // of the turn
+    const int warp = threadIdx.x / 32;
+    const int piece = vector / 4;  // of the turn, over both segments
+    passes = (plan.turns + kTurnsPerPass<Format> - 1) / kTurnsPerPass<Format>;
     words = shared_x + warp * passes * kPassWords;
-    first_column =
-        (lane / kTurnLanes * plan.warps + warp) * kTurnElements + lane % kTurnLanes * kLaneElements;
-    column_stride = kTurnsPerPass * plan.warps * kTurnElements;
-    place = lane / 4 * kRows * 4 + lane % 4;
+    first_column = (turn * plan.warps + warp) * kTurnElements<Format> +
+                   piece / kPieces<Format> * kSegmentElements<Format> +
+                   vector % 4 * kLaneElements<Format> + piece % kPieces<Format> * kVectorElements;
+    column_stride = kTurnsPerPass<Format> * plan.warps * kTurnElements<Format>;
+    place = threadIdx.x % 32 / 4 * kRows * 4 + threadIdx.x % 4;
   }
 
-  static constexpr int kPassWords = kTurnsPerPass * kSegments * kRows * 4;
+  static constexpr int kPassWords = 32 * kRows;
 
   __device__ uint4& at(int m, int pass) const { return words[pass * kPassWords + place + m * 4]; }
 };
@@ -151,11 +155,11 @@ struct Slice {
 // Norm weights of a lane's first passes, read before the activations are ready.
 inline constexpr int kPreloadedPasses = 2;
 
-template <typename T, int kRows, int kTeams, bool kVector>
+template <typename T, int kRows, typename Format, bool kVector>
 struct NormWords {
   uint4 words[kPreloadedPasses];
 
-  __device__ void preload(const LinearArgs& args, const Slice<kRows, kTeams>& slice) {
+  __device__ void preload(const LinearArgs& args, const Slice<kRows, Format>& slice) {
 #pragma unroll
     for (int pass = 0; pass < kPreloadedPasses; ++pass) {
       words[pass] = load_norm_weight<T, kVector>(
@@ -163,7 +167,7 @@ struct NormWords {
     }
   }
 
-  __device__ uint4 get(const LinearArgs& args, const Slice<kRows, kTeams>& slice, int pass) const {
+  __device__ uint4 get(const LinearArgs& args, const Slice<kRows, Format>& slice, int pass) const {
     if (pass == 0) return words[0];
     if (pass == 1) return words[1];
     return load_norm_weight<T, kVector>(args.norm_weight,
@@ -173,17 +177,17 @@ struct NormWords {
 
 // Sums of squares of the branch rows, for the norm that is applied to the branch before it is
 // added.
-template <typename T, int kRows, int kTeams, bool kVector>
+template <typename T, int kRows, typename Format, bool kVector>
 __device__ __forceinline__ void sum_branch(const LinearArgs& args, const Plan& plan,
                                            PrologueScratch& scratch,
-                                           const Slice<kRows, kTeams>& slice) {
+                                           const Slice<kRows, Format>& slice) {
   float sums[kRows] = {};
 #pragma unroll 1
   for (int pass = 0; pass < slice.passes; ++pass) {
     const int column = slice.first_column + pass * slice.column_stride;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
-      float branch[kLaneElements] = {};
+      float branch[kVectorElements] = {};
       if (m < args.m)
         load_columns<T, kVector>(args.branch, m * args.branch_stride, column, args.k, branch);
       sums[m] += square_sum(branch);
@@ -198,16 +202,17 @@ __device__ __forceinline__ void sum_branch(const LinearArgs& args, const Plan& p
 template <typename T, bool kVector>
 __device__ __forceinline__ void add_branch(const LinearArgs& args, const Plan& plan,
                                            const PrologueScratch& scratch, int m, int column,
-                                           float (&values)[kLaneElements]) {
-  float branch[kLaneElements];
+                                           float (&values)[kVectorElements]) {
+  float branch[kVectorElements];
   load_columns<T, kVector>(args.branch, m * args.branch_stride, column, args.k, branch);
   if (args.branch_norm_kind != kNoNorm) {
     const uint4 weight = load_norm_weight<T, kVector>(args.branch_norm_weight, column, args.k);
     apply_norm<T>(branch, row_scale(scratch.branch_sums[m], plan, args.branch_norm_eps), weight,
                   args.branch_norm_weight != nullptr, args.branch_norm_kind);
+    round_to<T>(branch);
   }
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) values[i] += branch[i];
+  for (int i = 0; i < kVectorElements; ++i) values[i] += branch[i];
   round_to<T>(values);
   if (args.residual_out != nullptr && blockIdx.x == 0) {
     store_columns<T, kVector>(args.residual_out, m * args.residual_out_stride, column, args.k,
@@ -215,47 +220,99 @@ __device__ __forceinline__ void add_branch(const LinearArgs& args, const Plan& p
   }
 }
 
-// x of every row, each lane its own columns, into shared memory: all loads in flight at once.
-template <typename T, int kRows, int kTeams, bool kVector>
+// x of every row, each lane its own columns, into shared memory. kAsync: all loads in flight at
+// once as asynchronous copies, which are fast where lanes of consecutive columns have consecutive
+// places.
+template <typename T, int kRows, typename Format, bool kVector>
 __device__ __forceinline__ void fetch_rows(const LinearArgs& args,
-                                           const Slice<kRows, kTeams>& slice) {
-#pragma unroll 1
-  for (int pass = slice.first_pass; pass < slice.passes; pass += kTeams) {
+                                           const Slice<kRows, Format>& slice) {
+  constexpr bool kAsync = kVector && kPieces<Format> == 1;
+#pragma unroll(kAsync || !kVector ? 1 : 2)
+  for (int pass = 0; pass < slice.passes; ++pass) {
     const int column = slice.first_column + pass * slice.column_stride;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       const bool inside = m < args.m && column < args.k;
-      if constexpr (kVector) {
+      if constexpr (kAsync) {
         const T* source = static_cast<const T*>(args.x) + (inside ? m * args.x_stride + column : 0);
         copy_async(&slice.at(m, pass), source, inside ? 16 : 0);
       } else {
         slice.at(m, pass) =
-            load_words<T, false>(args.x, m * args.x_stride, column, inside ? args.k : 0);
+            load_words<T, kVector>(args.x, m * args.x_stride, column, inside ? args.k : 0);
       }
     }
   }
-  if constexpr (kVector) {
+  if constexpr (kAsync) {
     commit_copies();
     wait_copies<0>();
   }
 }
 
+// Per warp and row: the factor that undoes narrow_rows.
+struct RowFactors {
+  float values[kMaxRows][kMaxWarps];
+};
+
+// Turn a warp's columns of x' from bf16 into fp16, each row scaled by a power of two that brings
+// its largest element to [2^14, 2^15). Elements below 2^-29 of that keep fewer bits than bf16 has,
+// at an error of 2^-40 of the largest: nothing else is rounded.
+template <int kRows, typename Format>
+__device__ __forceinline__ void narrow_rows(const Slice<kRows, Format>& slice,
+                                            RowFactors& factors) {
+  constexpr int kMantissaBits = 7, kLeast = 15;
+  constexpr int kKept = 2;  // passes whose words stay in registers
+#pragma unroll 1
+  for (int m = 0; m < kRows; ++m) {
+    uint4 kept[kKept];
+    uint32_t largest = 0;
+    const auto see = [&](const uint4& words) {
+      largest = __vmaxu2(largest, __vmaxu2(__vmaxu2(words.x & 0x7fff7fffu, words.y & 0x7fff7fffu),
+                                           __vmaxu2(words.z & 0x7fff7fffu, words.w & 0x7fff7fffu)));
+    };
+#pragma unroll
+    for (int pass = 0; pass < kKept; ++pass) {
+      kept[pass] = pass < slice.passes ? slice.at(m, pass) : make_uint4(0, 0, 0, 0);
+      see(kept[pass]);
+    }
+#pragma unroll 2
+    for (int pass = kKept; pass < slice.passes; ++pass) see(slice.at(m, pass));
+    largest = __reduce_max_sync(0xffffffffu, max(largest & 0xffffu, largest >> 16));
+    const uint32_t exponent = max(largest >> kMantissaBits, kLeast);
+    const float factor = __uint_as_float((268u - exponent) << 23);
+    if (threadIdx.x % 32 == 0)
+      factors.values[m][threadIdx.x / 32] = __uint_as_float((exponent - 14u) << 23);
+    const auto narrow = [&](const uint4& words, int pass) {
+      float values[kVectorElements];
+      unpack<__nv_bfloat16>(words, values);
+#pragma unroll
+      for (int i = 0; i < kVectorElements; ++i) values[i] *= factor;
+      slice.at(m, pass) = pack<__half>(values);
+    };
+#pragma unroll
+    for (int pass = 0; pass < kKept; ++pass) {
+      if (pass < slice.passes) narrow(kept[pass], pass);
+    }
+#pragma unroll 2
+    for (int pass = kKept; pass < slice.passes; ++pass) narrow(slice.at(m, pass), pass);
+  }
+}
+
 // x' of every row, each lane its own columns, into shared memory.
-template <typename T, int kRows, int kTeams, bool kVector>
+template <typename T, int kRows, typename Format, bool kVector>
 __device__ __forceinline__ void prepare_rows(
     const LinearArgs& args, const Plan& plan, PrologueScratch& scratch,
-    const Slice<kRows, kTeams>& slice, const NormWords<T, kRows, kTeams, kVector>& norm_words) {
-  fetch_rows<T, kRows, kTeams, kVector>(args, slice);
+    const Slice<kRows, Format>& slice, const NormWords<T, kRows, Format, kVector>& norm_words) {
+  fetch_rows<T, kRows, Format, kVector>(args, slice);
   if (args.branch == nullptr && args.norm_kind == kNoNorm) return;
   if (args.branch_norm_kind != kNoNorm)
-    sum_branch<T, kRows, kTeams, kVector>(args, plan, scratch, slice);
+    sum_branch<T, kRows, Format, kVector>(args, plan, scratch, slice);
   float sums[kRows] = {};
 #pragma unroll 1
   for (int pass = 0; pass < slice.passes; ++pass) {
     const int column = slice.first_column + pass * slice.column_stride;
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
-      float values[kLaneElements];
+      float values[kVectorElements];
       unpack<T>(slice.at(m, pass), values);
       if (args.branch != nullptr && m < args.m) {
         add_branch<T, kVector>(args, plan, scratch, m, column, values);
@@ -274,7 +331,7 @@ __device__ __forceinline__ void prepare_rows(
     const uint4 weight = norm_words.get(args, slice, pass);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
-      float values[kLaneElements];
+      float values[kVectorElements];
       unpack<T>(slice.at(m, pass), values);
       apply_norm<T>(values, sums[m], weight, args.norm_weight != nullptr, args.norm_kind);
       slice.at(m, pass) = pack<T>(values);

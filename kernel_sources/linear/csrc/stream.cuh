@@ -8,140 +8,237 @@
 // the ring needs no barrier. With weights that have no producer in flight, the ring is filled
 // before griddepcontrol.wait: as blocks of the previous kernel leave, blocks of this one take their
 // place and keep the memory system busy while x is finished.
+//
+// x stays in shared memory for all tiles of a block, or, where it needs no preparation and would
+// take the room of other blocks, passes through the ring beside the weights that it meets.
+//
+// Packed weights meet x in fp16. Bytes per weight fall faster than what a block costs, so such a
+// block's time is decoding: operations of the integer pipe, of which there are two cycles each.
 #pragma once
-
-#include <type_traits>
 
 #include "common/pdl.cuh"
 #include "common/vec.cuh"
 #include "copy.cuh"
 #include "epilogue.cuh"
-#include "layout.cuh"
+#include "formats.cuh"
 #include "prologue.cuh"
 
 namespace flashrt {
 
-// Stages of a warp's ring: 8 KB in flight a warp, less where many rows of x need the room. A
-// stage is one turn of one tile, 32 lanes of 16 bytes for each segment and half.
-template <int kRows, int kTeams>
-inline constexpr int kStages = kRows == 8    ? 2
-                               : kTeams == 2 ? 3
-                                             : 4;
-inline constexpr int kPieceBytes = 512;
-inline constexpr int kStageBytes = kSegments * 2 * kPieceBytes;
+// Where x comes from while products run.
+enum class RowSource { kShared, kRing };
 
-// c += a @ b for a 16x16 tile of W, rows lane / 4 and lane / 4 + 8, and 16 elements of 8 rows of x,
-// row lane / 4.
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-}
+// One kernel's ring: a stage is one turn of one tile, 32 lanes of 16 bytes for each segment and
+// half, then block scales, then perhaps the turn's columns of x.
+template <int kRows, typename Format, RowSource kSource>
+struct Ring {
+  static constexpr bool kHasRows = kSource == RowSource::kRing;
+  static constexpr int kPieceBytes = 512;
+  static constexpr int kCodeBytes = kSegments * 2 * kPieceBytes;
+  static constexpr int kScaleBytes = Format::kTiled ? 256 : 0;
+  static constexpr int kRowBytes =
+      kHasRows ? kRows * kTurnElements<Format> * static_cast<int>(sizeof(uint16_t)) : 0;
+  static constexpr int kStageBytes = kCodeBytes + kScaleBytes + kRowBytes;
+  static constexpr int kRowsOffset = kCodeBytes + kScaleBytes;
+  // About 8 KB of weights in flight a warp, less where many rows of x need the room of other
+  // blocks.
+  static constexpr int kFewer = kRows <= 2 ? 0 : kRows == 4 ? 1 : 2;
+  static constexpr int kStages = Format::kTiled       ? (kRows <= 2 ? 3 : 2)
+                                 : Format::kBits == 8 ? 4 - kFewer
+                                 : kHasRows           ? (kRows == 4 ? 4 : 3)
+                                 : kRows == 8         ? 2
+                                                      : 4;
+  static constexpr int kBytes = kStages * kStageBytes;
+};
 
-// One segment: 32 elements of the two rows of W and of the row of x that a lane holds.
-template <typename T>
-__device__ __forceinline__ void multiply_segment(float (&c)[4], const uint4& lower,
-                                                 const uint4& upper, const uint4& x) {
-  multiply<T>(c, lower.x, upper.x, lower.y, upper.y, x.x, x.y);
-  multiply<T>(c, lower.z, upper.z, lower.w, upper.w, x.z, x.w);
-}
-
-// Fills a lane's part of the ring: the turns of one of its team's tiles, then those of the next.
-// Once the ring is full, the stage that was just read is the one to refill, so reader and writer
-// share one place.
-template <int kTeams>
+// Fills a lane's part of the ring: the turns of a tile, then those of the next. Once the ring is
+// full, the stage that was just read is the one to refill, so reader and writer share one place.
+template <typename Format>
 struct Producer {
-  const char* rows[2];  // the lane's place in the next stage, in each half of the tile
-  int64_t tile_stride[2];
-  int rows_left[2];  // rows from the lane's on; none left reads as zeros
+  const BlockRows& block;
+  const char* place[2];  // of the lane in the next stage, in each half of the tile
+  int scale_offset[2];   // from place, of a tiled format
+  int rows_left[2];      // from the lane's row on; none left reads as zeros
+  bool is_upper;         // whether the lower half of a tile is the upper of a stored one
   int tiles_left;
   int turns_left;
   int columns_left;
-  const int turns, turn_bytes, first_columns_left, rows_per_step;
+  const int turns, turn_step, turn_bytes, row_turns, first_columns_left;
 
-  __device__ Producer(const BlockRows& block, const Plan& plan, int k)
-      : turns_left(plan.turns),
+  __device__ Producer(const BlockRows& rows, const Plan& plan, int k)
+      : block(rows),
+        tiles_left(rows.tiles()),
         turns(plan.turns),
-        turn_bytes(plan.warps * kTurnElements * 2),
-        first_columns_left(k - first_column(plan)),
-        rows_per_step(kTeams * block.rows_per_tile) {
-    const int team = team_of<kTeams>(plan);
-    const int row = team * block.rows_per_tile + threadIdx.x % 32 / 4;
-    tiles_left = (block.outputs - team * block.rows_per_tile + rows_per_step - 1) / rows_per_step;
+        turn_step(plan.warps * kTurnElements<Format>),
+        turn_bytes(plan.warps * (Format::kTiled ? NVFP4Format::kTileBytes : 128)),
+        row_turns((k + kTurnElements<Format> - 1) / kTurnElements<Format>),
+        first_columns_left(k - first_column()) {
+    first_tile();
+  }
+
+  __device__ static int first_column() {
+    return threadIdx.x / 32 * kTurnElements<Format> + threadIdx.x % 4 * kLaneElements<Format>;
+  }
+
+  __device__ void first_tile() {
+    const int lane = threadIdx.x % 32;
+    turns_left = turns;
     columns_left = first_columns_left;
+    is_upper = block.first[0] / kHalfTile % 2 == 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rows[half] = block.base[half] + row * block.row_stride[half] + first_column(plan) * 2;
-      tile_stride[half] = rows_per_step * block.row_stride[half];
-      rows_left[half] = block.count[half] - row;
+      const int first = block.first[half];
+      rows_left[half] = block.count[half] - (Format::kTiled ? 0 : lane / 4);
+      if constexpr (Format::kTiled) {
+        const int upper = first / kHalfTile % 2;
+        const int64_t turn = static_cast<int64_t>(first / kTileRows) * row_turns + threadIdx.x / 32;
+        place[half] = block.base[half] + turn * Format::kTileBytes + upper * 512 + lane * 16;
+        scale_offset[half] = Format::kCodeBytes - upper * 508 - lane * 8;
+      } else {
+        place[half] = block.base[half] + (first + lane / 4) * block.row_stride[half] +
+                      first_column() * Format::kBits / 8;
+      }
     }
   }
 
-  __device__ static int first_column(const Plan& plan) {
-    return warp_of_team<kTeams>(plan) * kTurnElements + threadIdx.x % 4 * kLaneElements;
-  }
-
-  // Ask for one stage; an empty commit past the end keeps the count of groups in flight.
+  // Ask for the weights of one stage. The caller commits, past the end too, so that the count of
+  // groups in flight stays.
   __device__ void produce(char* stage) {
-    if (tiles_left > 0) {
+    if (tiles_left == 0) return;
 #pragma unroll
-      for (int segment = 0; segment < kSegments; ++segment) {
-        const bool inside = columns_left > segment * kSegmentElements;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          copy_async(stage + (segment * 2 + half) * kPieceBytes,
-                     rows[half] + segment * kSegmentElements * 2,
-                     inside && rows_left[half] > 0 ? 16 : 0);
-        }
-      }
-      const bool next_tile = --turns_left == 0;
+    for (int segment = 0; segment < kSegments; ++segment) {
+      const bool inside = columns_left > segment * kSegmentElements<Format>;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        rows[half] += next_tile ? tile_stride[half] - static_cast<int64_t>(turns - 1) * turn_bytes
-                                : turn_bytes;
-        if (next_tile) rows_left[half] -= rows_per_step;
-      }
-      columns_left -= turn_bytes / 2;
-      if (next_tile) {
-        --tiles_left;
-        turns_left = turns;
-        columns_left = first_columns_left;
+        copy_async(stage + (segment * 2 + half) * 512,
+                   place[half] + segment * (Format::kTiled ? 1024 : 64),
+                   inside && rows_left[half] > 0 ? 16 : 0);
       }
     }
-    commit_copies();
+    if constexpr (Format::kTiled) {
+      char* const scales = stage + NVFP4Format::kCodeBytes - threadIdx.x % 32 * 8;
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        copy_async_word(scales + half * 4, place[half] + scale_offset[half],
+                        columns_left > 0 && rows_left[half] > 0 ? 4 : 0);
+    }
+    if (--turns_left > 0) {
+      place[0] += turn_bytes;
+      place[1] += turn_bytes;
+      columns_left -= turn_step;
+    } else {
+      --tiles_left;
+      next_tile();
+    }
+  }
+
+  __device__ void next_tile() {
+    turns_left = turns;
+    columns_left = first_columns_left;
+    const int64_t back = static_cast<int64_t>(turns - 1) * turn_bytes;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows_left[half] -= block.rows_per_tile;
+      if constexpr (Format::kTiled) {
+        // Tiles of 16 rows hold two of the gated kind.
+        const bool to_upper = block.rows_per_tile == kHalfTile && !is_upper;
+        const int64_t step = to_upper
+                                 ? 512
+                                 : static_cast<int64_t>(row_turns) * Format::kTileBytes -
+                                       (is_upper && block.rows_per_tile == kHalfTile ? 512 : 0);
+        place[half] += step - back;
+      } else {
+        place[half] += block.rows_per_tile * block.row_stride[half] - back;
+      }
+    }
+    if (Format::kTiled && block.rows_per_tile == kHalfTile) {
+      const int step = is_upper ? 508 : -508;
+      scale_offset[0] += step;
+      scale_offset[1] += step;
+      is_upper = !is_upper;
+    }
+  }
+};
+
+// Fills the ring's part of x, a turn a stage, over and over for every tile.
+template <typename T, int kRows, typename Format>
+struct RowProducer {
+  static constexpr int kCopies = kRows * kTurnLanes<Format> / 32;
+  static constexpr int kPiecesPerCopy =
+      8 / kRows;  // of a lane, in which a copy of the warp differs
+
+  const T* place;
+  int columns_left;
+  int turns_left;
+  const int turns, turn_step, first_columns_left;
+
+  __device__ RowProducer(const LinearArgs& args, const Plan& plan)
+      : turns(plan.turns),
+        turn_step(plan.warps * kTurnElements<Format>),
+        first_columns_left(threadIdx.x % 32 / 4 % kRows < args.m ? args.k - first_column() : 0) {
+    turns_left = turns;
+    columns_left = first_columns_left;
+    const int m = threadIdx.x % 32 / 4 % kRows;
+    place = static_cast<const T*>(args.x) + m * args.x_stride + first_column();
+  }
+
+  // Of piece `index` of a lane's part of a turn.
+  __device__ static constexpr int offset(int index) {
+    return index / kPieces<Format> * kSegmentElements<Format> +
+           index % kPieces<Format> * kVectorElements;
+  }
+  __device__ static int first_column() {
+    return threadIdx.x / 32 * kTurnElements<Format> + threadIdx.x % 4 * kLaneElements<Format> +
+           offset(threadIdx.x % 32 / 4 / kRows);
+  }
+
+  __device__ void produce(char* rows) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int column = offset(i * kPiecesPerCopy);
+      copy_async(rows + (i * 32 + threadIdx.x % 32) * 16, place + column,
+                 columns_left > column ? 16 : 0);
+    }
+    if (--turns_left > 0) {
+      place += turn_step;
+      columns_left -= turn_step;
+    } else {
+      place -= (turns - 1) * turn_step;
+      turns_left = turns;
+      columns_left = first_columns_left;
+    }
   }
 };
 
 // Put a warp's sums of one tile where the block can add them: `partial` is [row of W][row of
 // x][warp].
-template <int kRows, int kTeams>
-__device__ __forceinline__ void publish_tile(const float (&acc)[kSegments][4], float* partial,
-                                             const Plan& plan) {
+template <int kRows>
+__device__ __forceinline__ void publish_tile(const float (&sums)[4], const float (&factors)[2],
+                                             float* partial, const Plan& plan) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int m = lane % 4 * 2 + i % 2;
     const int row = lane / 4 + i / 2 * kHalfTile;
-    if (m < kRows) {
-      partial[(row * kRows + m) * plan.warps + warp_of_team<kTeams>(plan)] = acc[0][i] + acc[1][i];
-    }
+    if (m < kRows)
+      partial[(row * kRows + m) * plan.warps + threadIdx.x / 32] = sums[i] * factors[i % 2];
+  }
+}
+
+// Factors on a lane's sums of a tile: those of the two rows of x that it holds.
+template <typename T, int kRows, typename Format>
+__device__ __forceinline__ void read_factors(float (&values)[2], const RowFactors& factors) {
+  constexpr bool kNarrowed = !std::is_same_v<T, Operand<T, Format>>;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int m = threadIdx.x % 4 * 2 + i;
+    values[i] = Format::kFactor;
+    if (kNarrowed && m < kRows) values[i] *= factors.values[m][threadIdx.x / 32];
   }
 }
 
 // Add the warps' sums of the block's outputs and finish them.
-template <typename T, int kRows>
+template <typename T, int kRows, typename Format>
 __device__ __forceinline__ void finish_outputs(const LinearArgs& args, const Plan& plan,
                                                const BlockRows& rows, const float* partial,
                                                Output<T> output) {
@@ -158,88 +255,166 @@ __device__ __forceinline__ void finish_outputs(const LinearArgs& args, const Pla
   }
 }
 
-// Shared memory of one block: the ring, x, the warps' sums.
-template <int kRows, int kTeams>
+// A lane's sums of one tile. Scales of 128x128 elements apply to each turn's.
+template <typename Format>
+struct TileSums {
+  float tile[4] = {};
+  float turns[kSegments][4] = {};  // since the last scales
+
+  __device__ __forceinline__ void end_turn(const LinearArgs& args, const BlockRows& rows, int index,
+                                           int turn) {
+    if constexpr (Format::kBits == 8) {
+      constexpr int kGrid = 128;
+      static_assert(kTurnElements<Format> == kGrid);
+      if (args.scale_columns == 0) return;
+      const int column = turn < args.scale_columns ? turn : 0;  // past the end all is zero
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = index * rows.rows_per_tile;
+        const int64_t grid_row = (rows.first[half] + row) / kGrid;
+        const float scale = rows.count[half] > row
+                                ? __ldg(rows.grid[half] + grid_row * args.scale_columns + column)
+                                : 0.0f;
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          tile[i] = __fmaf_rn(scale, turns[0][i] + turns[1][i], tile[i]);
+          turns[0][i] = turns[1][i] = 0.0f;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void end_tile() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tile[i] += turns[0][i] + turns[1][i];
+  }
+};
+
+// Shared memory of one block: the rings, x, the warps' sums.
+template <int kRows, typename Format, RowSource kSource>
 inline int shared_bytes(const Plan& plan, bool with_ring) {
-  const int ring = with_ring ? kTeams * plan.warps * kStages<kRows, kTeams> * kStageBytes : 0;
-  const int passes = (plan.turns + kTurnsPerPass - 1) / kTurnsPerPass;
-  const int x = plan.warps * passes * Slice<kRows, kTeams>::kPassWords * 16;
+  const int ring = with_ring ? plan.warps * Ring<kRows, Format, kSource>::kBytes : 0;
+  const int passes = (plan.turns + kTurnsPerPass<Format> - 1) / kTurnsPerPass<Format>;
+  const int x =
+      kSource == RowSource::kRing ? 0 : plan.warps * passes * Slice<kRows, Format>::kPassWords * 16;
   return ring + x +
          plan.tiles_per_block * kTileRows * kRows * plan.warps * static_cast<int>(sizeof(float));
 }
 
-template <typename T, int kRows, int kTeams>
-__global__ void __launch_bounds__(kTeams * kMaxWarps * 32, kTeams == 2  ? 1
-                                                           : kRows <= 2 ? 4
-                                                                        : 2)
+template <typename T, int kRows, typename Format, RowSource kSource>
+__global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
+                                                  : Format::kBits == 16 ? 4
+                                                                        : 3)
     stream_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
+  using Stages = Ring<kRows, Format, kSource>;
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
+  __shared__ RowFactors row_factors;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  char* const ring = shared + warp * (kStages<kRows, kTeams> * kStageBytes) + lane * 16;
-  char* const ring_end = ring + kStages<kRows, kTeams> * kStageBytes;
-  uint4* const shared_x =
-      reinterpret_cast<uint4*>(shared + kTeams * plan.warps * kStages<kRows, kTeams> * kStageBytes);
+  char* const ring = shared + warp * Stages::kBytes;
+  char* const after_rings = shared + plan.warps * Stages::kBytes;
 
   launch_dependents();
-  const BlockRows rows = find_block_rows(args, plan);
-  const Slice<kRows, kTeams> slice(shared_x, plan);
-  Producer<kTeams> producer(rows, plan, args.k);
-  NormWords<T, kRows, kTeams, true> norm_words;
+  const BlockRows rows = find_block_rows(args, plan, Format::kBits);
+  Producer<Format> producer(rows, plan, args.k);
   if (!args.weights_static) wait_for_inputs();
 #pragma unroll
-  for (int i = 0; i < kStages<kRows, kTeams>; ++i) producer.produce(ring + i * kStageBytes);
-  norm_words.preload(args, slice);
-  if (args.weights_static) wait_for_inputs();
-
-  // With few rows the epilogue's operands are read ahead of the sums, with many the registers are
-  // short.
-  Output<T> output;
-  if constexpr (kRows <= 2) output = Output<T>(args, rows, threadIdx.x, kRows);
-  prepare_rows<T, kRows, kTeams, true>(args, plan, scratch, slice, norm_words);
-  if constexpr (kTeams > 1) {
-    __syncthreads();
-  } else {
-    __syncwarp();
+  for (int i = 0; i < Stages::kStages; ++i) {
+    producer.produce(ring + i * Stages::kStageBytes + lane * 16);
+    if constexpr (kSource == RowSource::kShared) commit_copies();
   }
-  float* const partial = reinterpret_cast<float*>(shared_x + plan.warps * slice.passes *
-                                                                 Slice<kRows, kTeams>::kPassWords);
-  const uint4* const x = slice.words + lane;  // of the row lane / 4, when there is one
-  const bool has_row = lane / 4 < kRows;
-  char* stage = ring;
-  const int tiles = (rows.outputs + rows.rows_per_tile - 1) / rows.rows_per_tile;
-  for (int tile = team_of<kTeams>(plan); tile < tiles; tile += kTeams) {
-    float acc[kSegments][4] = {};
+
+  // Columns of a product do not touch each other: those without a row of x repeat one.
+  const int column = lane % (4 * kRows);
+  Output<T> output;
+  float* partial;
+  const uint4* x = nullptr;
+  RowProducer<T, kRows, Format> row_producer(args, plan);
+  if constexpr (kSource == RowSource::kShared) {
+    const Slice<kRows, Format> slice(reinterpret_cast<uint4*>(after_rings), plan);
+    NormWords<T, kRows, Format, true> norm_words;
+    norm_words.preload(args, slice);
+    if (args.weights_static) wait_for_inputs();
+    // With few rows the epilogue's operands are read ahead of the sums, with many the registers are
+    // short.
+    if constexpr (kRows <= 2) output = Output<T>(args, rows, threadIdx.x, kRows);
+    prepare_rows<T, kRows, Format, true>(args, plan, scratch, slice, norm_words);
+    if constexpr (!std::is_same_v<T, Operand<T, Format>>) narrow_rows<kRows>(slice, row_factors);
+    __syncwarp();
+    x = slice.words + column;
+    partial = reinterpret_cast<float*>(after_rings + plan.warps * slice.passes *
+                                                         Slice<kRows, Format>::kPassWords * 16);
+  } else {
+    if (args.weights_static) wait_for_inputs();
+    // The first group holds all weights that were asked for, too.
+#pragma unroll
+    for (int i = 0; i < Stages::kStages; ++i) {
+      row_producer.produce(ring + i * Stages::kStageBytes + Stages::kRowsOffset);
+      commit_copies();
+    }
+    partial = reinterpret_cast<float*>(after_rings);
+  }
+  float factors[2];
+  read_factors<T, kRows, Format>(factors, row_factors);
+  int stage = 0;
+  const int tiles = rows.tiles();
+  for (int tile = 0; tile < tiles; ++tile) {
+    TileSums<Format> sums;
 #pragma unroll 1
     for (int turn = 0; turn < plan.turns; ++turn) {
-      // fetch_rows has waited for all that was asked for until then; each turn since asked for one
-      // stage.
-      wait_copies<kStages<kRows, kTeams> - 1>();
+      // Before the loop, what was asked for had one group a stage; each turn since added one.
+      wait_copies<Stages::kStages - 1>();
+      if constexpr (kSource == RowSource::kRing) __syncwarp();
+      char* const base = ring + stage * Stages::kStageBytes;
+      const char* const codes = base + lane * 16;
       uint4 w[kSegments][2];
-      uint4 v[kSegments];
+      uint2 scales = make_uint2(0, 0);
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < 2; ++half)
           w[segment][half] =
-              *reinterpret_cast<const uint4*>(stage + (segment * 2 + half) * kPieceBytes);
-        }
-        v[segment] = has_row ? x[(turn * kSegments + segment) * kRows * 4] : make_uint4(0, 0, 0, 0);
+              *reinterpret_cast<const uint4*>(codes + (segment * 2 + half) * Stages::kPieceBytes);
       }
-      producer.produce(stage);
-      stage += kStageBytes;
-      if (stage == ring_end) stage = ring;
+      if constexpr (Format::kTiled)
+        scales = *reinterpret_cast<const uint2*>(base + Stages::kCodeBytes + lane * 8);
+      if constexpr (kSource == RowSource::kShared) {
+        producer.produce(base + lane * 16);
+        commit_copies();
+      }
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
-        multiply_segment<T>(acc[segment], w[segment][0], w[segment][1], v[segment]);
+        uint4 v[kPieces<Format>];
+#pragma unroll
+        for (int piece = 0; piece < kPieces<Format>; ++piece) {
+          const int index = segment * kPieces<Format> + piece;
+          const uint4* const source =
+              kSource == RowSource::kShared
+                  ? x + (turn * kSegments * kPieces<Format> + index) * kRows * 4
+                  : reinterpret_cast<const uint4*>(base + Stages::kRowsOffset) + index * kRows * 4 +
+                        column;
+          v[piece] = *source;
+        }
+        multiply_segment<T, Format>(sums.turns[segment], w[segment][0], w[segment][1], v, scales.x,
+                                    scales.y, segment, plan);
       }
+      if constexpr (kSource == RowSource::kRing) {
+        __syncwarp();
+        producer.produce(base + lane * 16);
+        row_producer.produce(base + Stages::kRowsOffset);
+        commit_copies();
+      }
+      stage = stage + 1 == Stages::kStages ? 0 : stage + 1;
+      sums.end_turn(args, rows, tile, turn * plan.warps + warp);
     }
-    publish_tile<kRows, kTeams>(acc, partial + tile * kTileRows * kRows * plan.warps, plan);
+    sums.end_tile();
+    publish_tile<kRows>(sums.tile, factors, partial + tile * kTileRows * kRows * plan.warps, plan);
   }
   __syncthreads();
-  if constexpr (kRows > 2) output = Output<T>(args, rows, threadIdx.x, kRows);
-  finish_outputs<T, kRows>(args, plan, rows, partial, output);
+  if constexpr (kRows > 2 || kSource == RowSource::kRing)
+    output = Output<T>(args, rows, threadIdx.x, kRows);
+  finish_outputs<T, kRows, Format>(args, plan, rows, partial, output);
 }
 
 }  // namespace flashrt

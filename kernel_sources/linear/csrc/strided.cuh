@@ -1,73 +1,116 @@
 // y = x' @ W.T for 1..8 rows, any K, any alignment, any weight strides: the slow path of
-// stream.cuh, with the same order of sums. Weights are read element by element.
+// stream.cuh, with the same order of sums. Row-major weights are read element by element.
 #pragma once
 
 #include "stream.cuh"
 
 namespace flashrt {
 
-// 8 elements of one row from `column` on, zeros past the ends.
-template <typename T>
+// A lane's 16 bytes of one row from `column` on, zeros past the ends.
+template <typename Format>
 __device__ __forceinline__ uint4 gather_elements(const LinearArgs& args, const char* row,
                                                  bool inside, int column) {
-  uint32_t elements[kLaneElements];
+  constexpr int kBytes = Format::kBits / 8;
+  uint32_t words[4] = {};
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) {
-    elements[i] =
-        inside && column + i < args.k
-            ? reinterpret_cast<const unsigned short*>(row)[(column + i) * args.weight_col_stride]
-            : 0;
+  for (int i = 0; i < kLaneElements<Format>; ++i) {
+    if (!inside || column + i >= args.k) continue;
+    const char* const element = row + (column + i) * args.weight_col_stride * kBytes;
+    const uint32_t bits = kBytes == 2 ? *reinterpret_cast<const unsigned short*>(element)
+                                      : *reinterpret_cast<const unsigned char*>(element);
+    words[i * kBytes / 4] |= bits << i * kBytes % 4 * 8;
   }
-  return make_uint4(elements[0] | elements[1] << 16, elements[2] | elements[3] << 16,
-                    elements[4] | elements[5] << 16, elements[6] | elements[7] << 16);
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-template <typename T, int kRows>
+// What a lane holds of one turn of one half of a tile.
+template <typename Format>
+struct GatheredTurn {
+  uint4 words[kSegments];
+  uint32_t scales = 0;
+
+  __device__ GatheredTurn(const LinearArgs& args, const BlockRows& rows, int half, int first,
+                          int turn) {
+    const int lane = threadIdx.x % 32;
+    const int row = rows.first[half] + first + lane / 4;
+    if constexpr (Format::kTiled) {
+      const int row_turns = (args.k + kTurnElements<Format> - 1) / kTurnElements<Format>;
+      const int upper = row / kHalfTile % 2;
+      const int64_t index = static_cast<int64_t>(row / kTileRows) * row_turns + turn;
+      const char* const tile = rows.base[half] + index * Format::kTileBytes;
+      const bool inside = turn < row_turns && rows.count[half] > first;
+#pragma unroll
+      for (int segment = 0; segment < kSegments; ++segment) {
+        words[segment] = make_uint4(0, 0, 0, 0);
+        if (inside)
+          words[segment] = reinterpret_cast<const uint4*>(tile)[(segment * 2 + upper) * 32 + lane];
+      }
+      if (inside)
+        scales = reinterpret_cast<const uint32_t*>(tile + Format::kCodeBytes)[lane * 2 + upper];
+    } else {
+      const char* const source = rows.base[half] + row * rows.row_stride[half];
+#pragma unroll
+      for (int segment = 0; segment < kSegments; ++segment) {
+        const int column = turn * kTurnElements<Format> + segment * kSegmentElements<Format> +
+                           lane % 4 * kLaneElements<Format>;
+        words[segment] =
+            gather_elements<Format>(args, source, first + lane / 4 < rows.count[half], column);
+      }
+    }
+  }
+};
+
+template <typename T, int kRows, typename Format>
 __global__ void __launch_bounds__(kMaxWarps * 32, 2)
     strided_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
+  __shared__ RowFactors row_factors;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
 
   launch_dependents();
   wait_for_inputs();
-  const BlockRows rows = find_block_rows(args, plan);
-  const Slice<kRows, 1> slice(reinterpret_cast<uint4*>(shared), plan);
-  NormWords<T, kRows, 1, false> norm_words;
+  const BlockRows rows = find_block_rows(args, plan, Format::kBits);
+  const Slice<kRows, Format> slice(reinterpret_cast<uint4*>(shared), plan);
+  NormWords<T, kRows, Format, false> norm_words;
   norm_words.preload(args, slice);
-  prepare_rows<T, kRows, 1, false>(args, plan, scratch, slice, norm_words);
+  prepare_rows<T, kRows, Format, false>(args, plan, scratch, slice, norm_words);
+  if constexpr (!std::is_same_v<T, Operand<T, Format>>) narrow_rows<kRows>(slice, row_factors);
   __syncwarp();
   float* const partial = reinterpret_cast<float*>(shared) +
-                         plan.warps * slice.passes * Slice<kRows, 1>::kPassWords * 4;
-  const uint4* const x = slice.words + lane;
-  float* tile_partial = partial;
-  for (int first = 0; first < rows.outputs; first += rows.rows_per_tile) {
-    float acc[kSegments][4] = {};
-    const int row = first + lane / 4;
+                         plan.warps * slice.passes * Slice<kRows, Format>::kPassWords * 4;
+  const uint4* const x = slice.words + lane % (4 * kRows);
+  float factors[2];
+  read_factors<T, kRows, Format>(factors, row_factors);
+  const int tiles = rows.tiles();
+  for (int tile = 0; tile < tiles; ++tile) {
+    TileSums<Format> sums;
 #pragma unroll 1
     for (int turn = 0; turn < plan.turns; ++turn) {
+      const int place = turn * plan.warps + warp;
+      const int first = tile * rows.rows_per_tile;
+      const GatheredTurn<Format> lower(args, rows, 0, first, place);
+      const GatheredTurn<Format> upper(args, rows, 1, first, place);
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
-        const int column = (turn * plan.warps + warp) * kTurnElements + segment * kSegmentElements +
-                           lane % 4 * kLaneElements;
-        uint4 w[2];
+        uint4 v[kPieces<Format>];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          w[half] = gather_elements<T>(args, rows.base[half] + row * rows.row_stride[half],
-                                       row < rows.count[half], column);
+        for (int piece = 0; piece < kPieces<Format>; ++piece) {
+          const int index = (turn * kSegments + segment) * kPieces<Format> + piece;
+          v[piece] = x[index * kRows * 4];
         }
-        const uint4 v =
-            lane / 4 < kRows ? x[(turn * kSegments + segment) * kRows * 4] : make_uint4(0, 0, 0, 0);
-        multiply_segment<T>(acc[segment], w[0], w[1], v);
+        multiply_segment<T, Format>(sums.turns[segment], lower.words[segment], upper.words[segment],
+                                    v, lower.scales, upper.scales, segment, plan);
       }
+      sums.end_turn(args, rows, tile, place);
     }
-    publish_tile<kRows, 1>(acc, tile_partial, plan);
-    tile_partial += kTileRows * kRows * plan.warps;
+    sums.end_tile();
+    publish_tile<kRows>(sums.tile, factors, partial + tile * kTileRows * kRows * plan.warps, plan);
   }
   __syncthreads();
   const Output<T> output(args, rows, threadIdx.x, kRows);
-  finish_outputs<T, kRows>(args, plan, rows, partial, output);
+  finish_outputs<T, kRows, Format>(args, plan, rows, partial, output);
 }
 
 }  // namespace flashrt

@@ -16,7 +16,7 @@ import torch
 FORMATS = ("fp8", "fp8_blocks", "int8", "nvfp4")
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 # Where a slot of 16 bits keeps bit 3 (the sign) to bit 0 (the mantissa) of an E2M1 code.
-SLOT_BITS = {0: (15, 8, 7, 6), 1: (12, 5, 4, 3), 2: (9, 2, 1, 0), 3: (14, 13, 11, 10)}
+SLOT_BITS = {0: (15, 11, 10, 9), 1: (12, 8, 7, 6), 2: (14, 5, 4, 3), 3: (13, 2, 1, 0)}
 
 
 class Packed(NamedTuple):
@@ -76,7 +76,7 @@ def code_values(codes: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 
 def scale_image(scale: float) -> int:
-    """The byte of a block scale: a 5-bit exponent field with bias 21, and 3 bits of mantissa."""
+    """The byte of a block scale: a 5-bit exponent field with bias 22, and 3 bits of mantissa."""
     if scale == 0.0:
         return 0
     exponent = 0
@@ -84,7 +84,7 @@ def scale_image(scale: float) -> int:
         scale, exponent = scale / 2, exponent + 1
     while scale < 1.0:
         scale, exponent = scale * 2, exponent - 1
-    return (exponent + 21) << 3 | int((scale - 1.0) * 8)
+    return (exponent + 22) << 3 | int((scale - 1.0) * 8)
 
 
 @cache

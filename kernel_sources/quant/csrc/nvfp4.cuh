@@ -40,9 +40,8 @@ __device__ __forceinline__ uint32_t word_of_codes(uint32_t codes) {
   for (int high = 0; high < 2; ++high) {
     const uint32_t c = codes >> (4 * high);  // the code of slot i is at bits 8 * i
     const uint32_t c0 = c & 15, c1 = c >> 8 & 15, c2 = c >> 16 & 15, c3 = c >> 24 & 15;
-    const uint32_t half = (c0 >> 3) << 15 | (c0 & 7) << 6 | (c1 >> 3) << 12 | (c1 & 7) << 3 |
-                          (c2 >> 3) << 9 | (c2 & 7) | (c3 >> 3) << 14 | (c3 >> 2 & 1) << 13 |
-                          (c3 & 3) << 10;
+    const uint32_t half = (c0 >> 3) << 15 | (c0 & 7) << 9 | (c1 >> 3) << 12 | (c1 & 7) << 6 |
+                          (c2 >> 3) << 14 | (c2 & 7) << 3 | (c3 >> 3) << 13 | (c3 & 7);
     word |= half << (16 * high);
   }
   return word;
@@ -53,10 +52,10 @@ __device__ __forceinline__ uint32_t codes_of_word(uint32_t word) {
 #pragma unroll
   for (int high = 0; high < 2; ++high) {
     const uint32_t h = word >> (16 * high) & 0xffffu;
-    const uint32_t c0 = (h >> 15 & 1) << 3 | (h >> 6 & 7);
-    const uint32_t c1 = (h >> 12 & 1) << 3 | (h >> 3 & 7);
-    const uint32_t c2 = (h >> 9 & 1) << 3 | (h & 7);
-    const uint32_t c3 = (h >> 14 & 1) << 3 | (h >> 13 & 1) << 2 | (h >> 10 & 3);
+    const uint32_t c0 = (h >> 15 & 1) << 3 | (h >> 9 & 7);
+    const uint32_t c1 = (h >> 12 & 1) << 3 | (h >> 6 & 7);
+    const uint32_t c2 = (h >> 14 & 1) << 3 | (h >> 3 & 7);
+    const uint32_t c3 = (h >> 13 & 1) << 3 | (h & 7);
     codes |= (c0 | c1 << 8 | c2 << 16 | c3 << 24) << (4 * high);
   }
   return codes;
@@ -64,36 +63,33 @@ __device__ __forceinline__ uint32_t codes_of_word(uint32_t word) {
 
 // 2^-126 times the eight values of a word, by masks and shifts into an fp32.
 __device__ __forceinline__ void tiny_values_of_word(uint32_t word, float (&values)[8]) {
-  constexpr uint32_t kCode = 0x81c00000u;
-  const auto last = [](uint32_t high) {  // slot 3 of a half that lies in the high 16 bits
-    return (high << 1 & 0x80000000u) | (high >> 5 & 0x01000000u) | (high >> 4 & 0x00c00000u);
-  };
-  values[0] = __uint_as_float(word << 16 & kCode);
-  values[1] = __uint_as_float(word & kCode);
-  values[2] = __uint_as_float(word << 19 & kCode);
-  values[3] = __uint_as_float(word << 3 & kCode);
-  values[4] = __uint_as_float(word << 22 & kCode);
-  values[5] = __uint_as_float(word << 6 & kCode);
-  values[6] = __uint_as_float(last(word << 16));
-  values[7] = __uint_as_float(last(word));
+  constexpr uint32_t kSign = 0x80000000u, kMagnitude = 0x01c00000u;
+#pragma unroll
+  for (int high = 0; high < 2; ++high) {
+    const uint32_t half = high ? word : word << 16;
+    values[high] = __uint_as_float((half & kSign) | (half >> 3 & kMagnitude));
+    values[2 + high] = __uint_as_float((half << 3 & kSign) | (half & kMagnitude));
+    values[4 + high] = __uint_as_float((half << 1 & kSign) | (half << 3 & kMagnitude));
+    values[6 + high] = __uint_as_float((half << 2 & kSign) | (half << 6 & kMagnitude));
+  }
 }
 
-// E4M3 (not negative, not NaN) to its E5M3 image: (field << 3) | mantissa, field = 21 + exponent.
+// E4M3 (not negative, not NaN) to its E5M3 image: (field << 3) | mantissa, field = 22 + exponent.
 __device__ __forceinline__ uint32_t e5m3_of_e4m3(uint32_t byte) {
-  if (byte >= 8) return byte + (14 << 3);  // normal: the exponent's bias grows from 7 to 21
+  if (byte >= 8) return byte + (15 << 3);  // normal: the exponent's bias grows from 7 to 22
   if (byte == 0) return 0;
   const uint32_t lead = byte >= 4 ? 2 : byte >= 2 ? 1 : 0;  // byte * 2^-9, normalised
-  return (12 + lead) << 3 | (byte << (3 - lead) & 7);
+  return (13 + lead) << 3 | (byte << (3 - lead) & 7);
 }
 
 __device__ __forceinline__ uint32_t e4m3_of_e5m3(uint32_t image) {
-  if (image >= 15 << 3) return image - (14 << 3);
+  if (image >= 16 << 3) return image - (15 << 3);
   if (image == 0) return 0;
-  return (8 | (image & 7)) >> (15 - (image >> 3));
+  return (8 | (image & 7)) >> (16 - (image >> 3));
 }
 
 __device__ __forceinline__ float from_e5m3(uint32_t image) {
-  return image == 0 ? 0.0f : __uint_as_float((image >> 3) + 106 << 23 | (image & 7) << 20);
+  return image == 0 ? 0.0f : __uint_as_float((image >> 3) + 105 << 23 | (image & 7) << 20);
 }
 
 }  // namespace flashrt

@@ -93,7 +93,7 @@ def nvfp4(weight, importance=None):
 
 
 # Layout of a tile as its contract writes it, one element at a time.
-SLOT = ((15, (8, 7, 6)), (12, (5, 4, 3)), (9, (2, 1, 0)), (14, (13, 11, 10)))
+SLOT = ((15, (11, 10, 9)), (12, (8, 7, 6)), (14, (5, 4, 3)), (13, (2, 1, 0)))
 
 
 def tile(codes, scale_bytes):
@@ -125,5 +125,5 @@ def tile(codes, scale_bytes):
             if value:
                 exponent = torch.tensor(value, dtype=torch.float64).frexp().exponent.item() - 1
                 mantissa = int((value / 2.0**exponent - 1) * 8)
-                tiles[n // 16, b * 16 // 256, place] = (exponent + 21) << 3 | mantissa
+                tiles[n // 16, b * 16 // 256, place] = (exponent + 22) << 3 | mantissa
     return tiles

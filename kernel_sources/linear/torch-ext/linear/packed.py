@@ -12,7 +12,7 @@ BLOCK = 128  # rows and columns that share a scale where the scales are a grid
 # The tile layout of "nvfp4", see PackedWeight.
 TILE_ROWS, TURN_COLUMNS, TILE_BYTES, CODE_BYTES = 16, 256, 2304, 2048
 # A 16-bit half of a tile's word holds four elements: where each has its sign, e1, e0 and m.
-_SLOTS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
+_SLOTS = ((15, 11, 10, 9), (12, 8, 7, 6), (14, 5, 4, 3), (13, 2, 1, 0))
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FORMATS = {FP8: "fp8", torch.int8: "int8", torch.uint8: "nvfp4"}
 
@@ -33,10 +33,10 @@ class PackedWeight(NamedTuple):
     - bytes 0..2047 are ``[segment 2][half 2][lane 32][16]``. Lane ``4g + t`` has row ``8 half + g``
       and columns ``128 segment + 32 t`` to ``+31`` of the tile: four little-endian 32-bit words of
       eight columns each. The low half of a word has the even columns in slots 0..3, the high half
-      the odd ones. Bits of a slot (sign; e1 e0 m): 0: 15; 8 7 6. 1: 12; 5 4 3. 2: 9; 2 1 0.
-      3: 14; 13 11 10.
+      the odd ones. Bits of a slot (sign; e1 e0 m): 0: 15; 11 10 9. 1: 12; 8 7 6. 2: 14; 5 4 3.
+      3: 13; 2 1 0.
     - bytes 2048..2303 are ``[lane 32][half 2][segment 2][2]``: the scales of the lane's two blocks
-      of 16 columns, as ``field << 3 | mantissa`` of value ``2**(field - 21) * (1 + mantissa / 8)``;
+      of 16 columns, as ``field << 3 | mantissa`` of value ``2**(field - 22) * (1 + mantissa / 8)``;
       byte 0 is zero.
     """
 
@@ -104,7 +104,7 @@ def _tile_values(tiles: torch.Tensor, rows: torch.Tensor, columns: int) -> torch
     images = tiles[:, :, CODE_BYTES:].unflatten(-1, (8, 4, 2, 2, 2))
     images = images[tile, :, g, :, half].to(torch.int32)  # [R, turns, t, segment, block]
     # The image's exponent and mantissa at the places of fp32's, and the difference of the biases.
-    scales = ((images << 20) + ((127 - 21) << 23)).view(torch.float32)
+    scales = ((images << 20) + ((127 - 22) << 23)).view(torch.float32)
     scales = torch.where(images == 0, 0.0, scales).transpose(2, 3)
     numbers = numbers.reshape(len(rows), turns, 2, 4, 2, 16) * scales.unsqueeze(-1)
     return numbers.flatten(1)[:, :columns]

@@ -25,10 +25,10 @@ SEARCH_BELOW, SEARCH_ABOVE = 2, 6
 CHUNK_ELEMENTS = 1 << 17  # of a weight at a time, to stay in cache
 # (bit in a 16-bit half, bit of the code) for the code in each of its four slots.
 SLOT_BITS = (
-    ((15, 3), (8, 2), (7, 1), (6, 0)),
-    ((12, 3), (5, 2), (4, 1), (3, 0)),
-    ((9, 3), (2, 2), (1, 1), (0, 0)),
-    ((14, 3), (13, 2), (11, 1), (10, 0)),
+    ((15, 3), (11, 2), (10, 1), (9, 0)),
+    ((12, 3), (8, 2), (7, 1), (6, 0)),
+    ((14, 3), (5, 2), (4, 1), (3, 0)),
+    ((13, 3), (2, 2), (1, 1), (0, 0)),
 )
 
 
@@ -227,19 +227,19 @@ def dequantize_nvfp4_tiles(tiles: torch.Tensor, scale: torch.Tensor, out: torch.
 
 
 def _e5m3(scales: torch.Tensor) -> torch.Tensor:
-    """Bytes of E4M3 to bytes of ``(field << 3) | mantissa`` with ``field = 21 + exponent``.
+    """Bytes of E4M3 to bytes of ``(field << 3) | mantissa`` with ``field = 22 + exponent``.
 
-    A normal number keeps its mantissa and gains 14 in its exponent; a subnormal one, ``m * 2**-9``,
+    A normal number keeps its mantissa and gains 15 in its exponent; a subnormal one, ``m * 2**-9``,
     is normalised; zero is 0.
     """
     values = scales.view(FP8).float()
     bits = values.view(torch.int32)
     # fp32 has the field 127 + exponent and the three mantissa bits at 22..20.
-    image = (((bits >> 23) - 127 + 21) << 3) | ((bits >> 20) & 7)
+    image = (((bits >> 23) - 127 + 22) << 3) | ((bits >> 20) & 7)
     return torch.where(values == 0, 0, image).to(torch.uint8)
 
 
 def _from_e5m3(images: torch.Tensor) -> torch.Tensor:
     wide = images.int()
-    bits = (((wide >> 3) - 21 + 127) << 23) | ((wide & 7) << 20)
+    bits = (((wide >> 3) - 22 + 127) << 23) | ((wide & 7) << 20)
     return torch.where(wide == 0, 0, bits).view(torch.float32)

@@ -5,13 +5,13 @@ Tile (i, j) holds rows ``16 * i ..`` and columns ``256 * j ..``; what lies past 
 Bytes 0..2047 are ``[segment 2][half 2][lane 32][16 bytes]``. Lane ``4 * g + t`` holds 32 columns,
 ``256 * j + 128 * segment + 32 * t ..``, of row ``16 * i + 8 * half + g``, as four little-endian
 words of 8 elements e0..e7. The low half of a word holds e0, e2, e4, e6 in its slots 0..3 and the
-high half e1, e3, e5, e7. Places of sign and magnitude in a half: slot 0: 15 and 8..6; slot 1: 12
-and 5..3; slot 2: 9 and 2..0; slot 3: 14 and 13, 11, 10. One AND and at most one shift then bring a
-pair of elements to where fp16 and bf16 have theirs.
+high half e1, e3, e5, e7. Places of sign and magnitude in a half: slot 0: 15 and 11..9; slot 1: 12
+and 8..6; slot 2: 14 and 5..3; slot 3: 13 and 2..0. Left shifts and ANDs then bring a pair of
+elements to where fp16 has theirs.
 
 Bytes 2048..2303 are block scales ``[lane 32][half 2][2 * segment + block]``, where block counts the
 two blocks of 16 in a lane's 32 columns. A byte is ``(field << 3) | mantissa`` for the value
-``2**(field - 21) * (1 + mantissa / 8)``: E4M3 with its subnormals normalised, exactly. A block
+``2**(field - 22) * (1 + mantissa / 8)``: E4M3 with its subnormals normalised, exactly. A block
 whose scale is 0 has byte 0, and its codes are 0.
 """
 
