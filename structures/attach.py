@@ -14,6 +14,7 @@ from .capture import CapturedForward
 from .discover import FLOATS
 from .kernels import KernelUnavailable
 from .kv_format import KVCache
+from .lending import indexed, move
 from .numbers import place, region_dtype
 from .plan import Plan, Settings, host_of, make_plan, read_settings
 from .precision.choice import Precision
@@ -21,6 +22,7 @@ from .precision.host_weights import KeepHost, refuse_absent
 from .precision.packing import Packing
 from .precision.quantising import MIN_COSINE
 from .precision.settle import finish, prepare
+from .precision.streaming import streamed
 from .quiet import proof_state, proofs_alone
 from .weights import Copies, refuse_released
 
@@ -35,6 +37,7 @@ def attach(
     min_cosine: float | None = MIN_COSINE,
     keep_host: KeepHost = "cpu",
     kv_cache: KVCache = None,
+    device: torch.device | str | None = None,
 ) -> Plan:
     """Bind FlashRT's structures into an unmodified model, and capture its forward.
 
@@ -60,6 +63,10 @@ def attach(
             and neither ``detach`` nor saving is possible then.
         kv_cache: what ``generate`` and the decode loops keep keys and values in: None for the
             model's dtype, ``"fp8"`` as described at ``decode_loop``.
+        device: where a model that is still on the CPU is to run; None is where it is. What is
+            quantised goes there packed, weight by weight, so that the device never holds the
+            model in full precision (unless ``keep_host`` is ``"gpu"``); ``detach`` leaves all of
+            it there.
 
     Returns:
         The plan in force. Attaching again with the same settings returns the same plan.
@@ -86,10 +93,12 @@ def attach(
     )
     target = host.get_submodule(settings.forward)
     with proofs_alone:
-        return _attach(host, target, settings)
+        return _attach(host, target, settings, None if device is None else indexed(device))
 
 
-def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
+def _attach(
+    host: nn.Module, target: nn.Module, settings: Settings, device: torch.device | None
+) -> Plan:
     existing: Plan | None = vars(host).get(PLAN)
     if existing is not None:
         if existing.settings != settings:
@@ -98,15 +107,35 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
                 "detach() on its plan first"
             )
         return existing
-    made = make_plan(host, settings)
+    back = _nothing
+    if device is not None and (
+        settings.quantising is None or settings.quantising.keep_host == "gpu"
+    ):
+        back, device = move(host, device), None
+    try:
+        return _bound(host, target, settings, device)
+    except BaseException:
+        back()
+        raise
+
+
+def _bound(
+    host: nn.Module, target: nn.Module, settings: Settings, device: torch.device | None
+) -> Plan:
+    made = make_plan(host, settings, device)
     if made.unavailable and not made.candidates:
         raise KernelUnavailable(f"attach: {made.unavailable[0]}")
     binder = Binder()
     packing, quantising = made.packing, settings.quantising
+    back = _nothing
     try:
         begun = perf_counter()
         if packing is not None and quantising is not None:
-            with proof_state(packing.device):
+            back = packing.bring(host)
+            with (
+                proof_state(packing.device),
+                streamed(host, packing.weights(), packing.device),
+            ):
                 prepared = prepare(host, packing, quantising)
         _bind(made, host, binder)
         if packing is not None and quantising is not None:
@@ -121,6 +150,7 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
             binder.override(host, "plan")  # copies and pickles must leave the plan behind
     except BaseException:
         binder.restore()
+        back()
         if packing is not None:
             packing.undo()
         raise
@@ -130,7 +160,8 @@ def _attach(host: nn.Module, target: nn.Module, settings: Settings) -> Plan:
 
 
 def _bind(plan: Plan, model: nn.Module, binder: Binder) -> None:
-    _, device = place(model)
+    _, home = place(model)
+    device = home if plan.packing is None else plan.packing.device
     for candidate in plan.candidates.values():
         region = candidate.region
         own = region_dtype(region, torch.float64)
@@ -173,6 +204,10 @@ def _open_generate(plan: Plan, model: nn.Module, binder: Binder) -> Any:
     from .loops.generate import open_door
 
     return open_door(plan, model, binder)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _wants_grad(values: Iterable[Any]) -> bool:

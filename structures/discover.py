@@ -16,6 +16,7 @@ from . import kernels
 from .catalogue import CATALOGUE
 from .catalogue.base import PASSIVE, Fast, Found, Guess, Refusal, Structure
 from .catalogue.forms import is_function
+from .lending import lent
 from .prove import Disproof, prove_meaning
 from .quiet import tensors_made_on
 from .region import Region
@@ -59,9 +60,11 @@ class Discovery:
         unavailable: what was said about kernel families that cannot be loaded.
         packs: whether the weight of the module at a path will be read from a packed copy. Such a
             region is bound where one with the host's own weight had better be kept.
+        device: where regions are lent to for their proof; None proves them where they are.
     """
 
     packs: Callable[[str], bool] = lambda path: False
+    device: torch.device | None = None
     excluded: dict[tuple[str, str], str] = field(default_factory=dict)
     unavailable: list[str] = field(default_factory=list)
     _meanings: dict[Any, Disproof | Fast] = field(default_factory=dict)
@@ -146,7 +149,9 @@ class Discovery:
             if _places(modules[0]) == _places(modules[1]):
                 continue
             structure, spec = candidate.structure, candidate.spec
-            if prove_meaning(structure, spec, modules[1], candidate.fast) is not None:
+            with lent(modules[1], self.device):
+                disproof = prove_meaning(structure, spec, modules[1], candidate.fast)
+            if disproof is not None:
                 self._placed.add(kind)
                 good = False
         return good
@@ -160,7 +165,8 @@ class Discovery:
         if key not in self._meanings:
             try:
                 fast = structure.bind(spec)
-                disproof = prove_meaning(structure, spec, region.module, fast)
+                with lent(region.module, self.device):
+                    disproof = prove_meaning(structure, spec, region.module, fast)
             except kernels.KernelUnavailable as error:
                 self.unavailable.append(str(error))
                 self._meanings[key] = Disproof(str(error))

@@ -16,6 +16,7 @@ from .catalogue.base import Draw
 from .cost import measure
 from .decision import Cost, Measured
 from .discover import Candidate
+from .lending import lent
 from .prove import PROBE_ERRORS, SEED, Disproof, tensors_of
 from .region import Region
 
@@ -41,13 +42,14 @@ def region_dtype(region: Region, default: torch.dtype) -> torch.dtype:
 def numbers(
     candidates: list[Candidate], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Verdict]:
-    """Verdicts by path; one device synchronisation for the whole plan."""
+    """Verdicts by path, on ``device``; one synchronisation for the whole plan."""
     verdicts: dict[str, Verdict] = {}
     rows: dict[str, torch.Tensor] = {}
     for candidate in candidates:
         path = candidate.region.path
         try:
-            rows[path] = _errors(candidate, region_dtype(candidate.region, dtype), device)
+            with lent(candidate.region.module, device):
+                rows[path] = _errors(candidate, region_dtype(candidate.region, dtype), device)
         except PROBE_ERRORS as error:
             verdicts[path] = Disproof(f"numbers: {type(error).__name__}: {error}".splitlines()[0])
     if rows:
@@ -105,10 +107,9 @@ def costs(
         if c.fast in kinds:
             continue
         module = c.region.module
-        probe = c.structure.number_probe(
-            c.spec, module, _draw(region_dtype(c.region, dtype), device)
-        )
-        with torch.no_grad():
+        with torch.no_grad(), lent(module, device):
+            draw = _draw(region_dtype(c.region, dtype), device)
+            probe = c.structure.number_probe(c.spec, module, draw)
             kinds[c.fast] = (
                 measure(partial(c.structure.call_bound, c.spec, module, c.fast, probe)),
                 measure(partial(c.structure.call_host, c.spec, module, probe)),

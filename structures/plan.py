@@ -17,6 +17,7 @@ from .capture import CapturedForward
 from .decision import Bound, Decision
 from .discover import Candidate, Discovery
 from .kv_format import KVCache
+from .lending import indexed
 from .numbers import costs, numbers, place
 from .precision.choice import Chosen, Precision, describes, wanted
 from .precision.choice import checked as checked_precision
@@ -129,6 +130,7 @@ def plan(
     min_cosine: float | None = MIN_COSINE,
     keep_host: KeepHost = "cpu",
     kv_cache: KVCache = None,
+    device: torch.device | str | None = None,
 ) -> Plan:
     """Decide what ``attach`` would bind, and what it would quantise. Nothing is touched.
 
@@ -152,7 +154,7 @@ def plan(
         keep_host=keep_host,
         kv_cache=kv_cache,
     )
-    return make_plan(host, settings)
+    return make_plan(host, settings, None if device is None else indexed(device))
 
 
 def read_settings(
@@ -249,18 +251,26 @@ def _check_weights(model: nn.Module, precision: Chosen) -> None:
         )
 
 
-def make_plan(model: nn.Module, settings: Settings) -> Plan:
-    """Discover, prove and decide. Candidates that fail their numbers make way for narrower ones."""
+def make_plan(model: nn.Module, settings: Settings, device: torch.device | None = None) -> Plan:
+    """Discover, prove and decide. Candidates that fail their numbers make way for narrower ones.
+
+    Args:
+        device: where the model is to run; None means where it is.
+    """
     check_host(model)
     _check_weights(model, settings.precision)
-    _, device = place(model)
+    dtype, home = place(model)
+    device = home if device is None else device
     chosen = settings.precision
-    discovery = Discovery(packs=lambda path: wanted(chosen, path) in QUANTISED)
+    discovery = Discovery(
+        packs=lambda path: wanted(chosen, path) in QUANTISED,
+        device=None if device == home else device,
+    )
     with proof_state(device):
-        decided, candidates = _proven(model, discovery)
+        decided, candidates = _proven(model, discovery, dtype, device)
         packing = None
         if settings.quantising is not None:
-            packing = make_packing(model, candidates, chosen, settings.quantising)
+            packing = make_packing(model, candidates, chosen, settings.quantising, device)
     return Plan(
         settings=settings,
         decided=decided,
@@ -271,9 +281,10 @@ def make_plan(model: nn.Module, settings: Settings) -> Plan:
     )
 
 
-def _proven(model: nn.Module, discovery: Discovery) -> tuple[tuple[Decision, ...], list[Candidate]]:
+def _proven(
+    model: nn.Module, discovery: Discovery, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Decision, ...], list[Candidate]]:
     """Walk until every candidate holds; each round excludes what failed."""
-    dtype, device = place(model)
     while True:
         found = list(discovery.walk(Region("", model), set()))
         candidates = [f for f in found if isinstance(f, Candidate)]

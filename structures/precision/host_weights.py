@@ -50,6 +50,15 @@ class HostWeights:
         if packed is not None:
             packed.mark(parameter)
 
+    def adopt(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Take weights that are on the CPU and never were elsewhere for moved ones."""
+        self._moved.update((id(parameter), parameter) for parameter in parameters)
+
+    def disown(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Leave them where they are."""
+        for parameter in parameters:
+            self._moved.pop(id(parameter), None)
+
     def back(self, parameter: torch.Tensor) -> None:
         """Put one weight back: the same object, its values as they are now."""
         if self._moved.pop(id(parameter), None) is not None:

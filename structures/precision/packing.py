@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import nn
 
+from .. import lending
 from ..binding import Binder, host_class
 from ..decision import Bound, Decision
 from ..discover import Candidate
 from ..kernels import label
-from ..numbers import place
 from ..weights import COPY, PackedCopy, copy_of, refuse_released
 from .choice import Chosen, assign
 from .embedding import bind_embedding
@@ -63,6 +63,29 @@ class Packing:
     def quantised(self) -> list[Unit]:
         """Units that a packed copy is read of."""
         return [unit for unit in self.units if unit.quantised]
+
+    def weights(self) -> list[torch.Tensor]:
+        """The host's own tensors of all quantised units."""
+        return [leaf.parameter for unit in self.quantised for leaf in unit.leaves]
+
+    def bring(self, model: nn.Module) -> Callable[[], None]:
+        """Move everything that stays in full precision to where the model is to run.
+
+        Returns:
+            What undoes that.
+        """
+        by_id = {id(weight): weight for weight in self.weights()}  # tied ones once
+        away = [weight for weight in by_id.values() if lending.is_away(weight, self.device)]
+        undo = lending.move(model, self.device, stay=away)
+        self.hosts.adopt(away)
+
+        def take_back() -> None:
+            self.hosts.disown(away)
+            for weight in away:
+                weight.data = weight.data.to("cpu")
+            undo()
+
+        return take_back
 
     def pack(self, unit: Unit) -> None:
         """Bring the copies of a unit to its precision; the host's weights then move away."""
@@ -212,14 +235,20 @@ def described(units: Sequence[Unit], host: str) -> str:
 
 
 def make_packing(
-    model: nn.Module, candidates: Sequence[Candidate], chosen: Chosen, settings: Quantising
+    model: nn.Module,
+    candidates: Sequence[Candidate],
+    chosen: Chosen,
+    settings: Quantising,
+    device: torch.device,
 ) -> Packing:
     """The units of the bound regions with the precisions asked for; nothing is packed yet.
+
+    Args:
+        device: where the copies will be.
 
     Raises:
         ValueError: a pattern that matches no weight, or splits what one kernel reads.
     """
     units = find_units(model, candidates)
     assign(model, units, chosen)
-    _, device = place(model)
     return Packing(units, HostWeights(settings.keep_host, device), device)

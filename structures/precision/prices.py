@@ -166,7 +166,7 @@ def _add(errors: dict[str, float], seen: Sequence[Seen], importance: torch.Tenso
     for leaf, x, y, gradient in seen:
         x = x.reshape(-1, x.shape[-1])
         size += float(y.detach().float().square().sum())
-        weight = leaf.parameter.detach()
+        weight = leaf.parameter.detach().to(x.device)
         weight = weight.t() if leaf.transposed else weight
         for precision in errors:
             packed = packer(precision, importance=importance)(weight)
