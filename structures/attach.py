@@ -69,7 +69,8 @@ def attach(
             it there.
 
     Returns:
-        The plan in force. Attaching again with the same settings returns the same plan.
+        The plan in force. Attaching again with the same settings returns the same plan, and so does
+        attaching a handle that came attached without asking for a precision.
 
     The plan refers to the model and the model to the plan. After ``plan.detach()`` the memory of
     both is free with the last reference; a model that is dropped attached keeps its memory until
@@ -92,6 +93,9 @@ def attach(
         kv_cache=kv_cache,
     )
     target = host.get_submodule(settings.forward)
+    existing: Plan | None = vars(host).get(PLAN)
+    if existing is not None and model is not host and settings == existing.settings.unasked():
+        return existing
     with proofs_alone:
         return _attach(host, target, settings, None if device is None else indexed(device))
 

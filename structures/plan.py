@@ -48,6 +48,10 @@ class Settings:
     quantising: Quantising | None = None
     kv_cache: KVCache = None
 
+    def unasked(self) -> Settings:
+        """Those of a caller who names the same forward and nothing else."""
+        return Settings(forward=self.forward)
+
     def __str__(self) -> str:
         where = f"{self.forward}.forward" if self.forward else "forward"
         rest = f", {self.quantising}" if self.quantising is not None else ""

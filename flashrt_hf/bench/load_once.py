@@ -56,10 +56,13 @@ def start(load_model: Any, options: argparse.Namespace) -> dict[str, Any]:
         marks.append(time.perf_counter())
         return marks[-1] - marks[-2]
 
-    load = dict(device=device, dtype=options.dtype, max_len=options.cache, progress=False)
+    load: dict[str, Any] = dict(
+        device=device, dtype=options.dtype, max_len=options.cache, progress=False
+    )
     quantised = options.precision not in ("auto", "bf16")
     found: dict[str, Any] = {}
     if quantised:  # layer by layer: weights and attaching are one stage
+        load["min_cosine"] = None  # random weights have nothing to be faithful to
         handle = load_model(options.folder, precision=options.precision, **load)
     else:
         handle = load_model(options.folder, attach=False, **load)

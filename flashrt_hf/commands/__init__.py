@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DEVICE_HELP = "default: the first GPU, else cpu"
 DTYPE_HELP = f"{', '.join(DTYPES)}; default: the checkpoint's own on a GPU, fp32 on a CPU"
-PRECISION_HELP = "auto, or what the weights are packed to; see the argument of load_model"
+PRECISION_HELP = "auto, bf16, fp8, int8 or nvfp4"
 
 
 @contextlib.contextmanager

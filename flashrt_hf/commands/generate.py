@@ -32,6 +32,9 @@ def command(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer")] = None,
     precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
+    min_cosine: Annotated[
+        float, typer.Option(min=0, max=1, help="floor of its fidelity; 0 measures nothing")
+    ] = 0.999,
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
     revision: Annotated[str | None, typer.Option(help="branch, tag or commit on the Hub")] = None,
@@ -51,6 +54,7 @@ def command(
             device=place,
             dtype=kind,
             precision=precision,
+            min_cosine=min_cosine or None,
             max_len=max_len or None,
             revision=revision,
             trust_remote_code=trust_remote_code,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -62,8 +63,10 @@ class Handle:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's tensors are."""
-        model = self.model
+        """Where the model runs."""
+        model, plan = self.model, self.plan
+        if plan is not None and plan.packing is not None:  # full-precision weights may be elsewhere
+            return plan.packing.device
         first = next(model.parameters(), None)
         first = next(model.buffers(), None) if first is None else first
         return torch.device("cpu") if first is None else first.device
@@ -78,15 +81,24 @@ class Handle:
 
     def detach(self) -> None:
         """Give the host back, bit for bit; ``predict`` then runs the host's own code."""
+        self._forget()
         if self.plan is not None:
             self.plan.detach()
+
+    def _forget(self) -> None:
+        """Let go of everything that refers to the model."""
 
     def close(self) -> None:
         """Detach and let go of the model; its memory is free when nobody else holds it."""
         if self._model is None:
             return
-        device = self.device
-        self.detach()
+        device, plan = self.device, self.plan
+        if plan is not None and plan.packing is not None and plan.packing.hosts.released:
+            self._forget()
+            self._model = plan = None
+            gc.collect()  # model and plan refer to each other
+        else:
+            self.detach()
         self._model = None
         if device.type == "cuda":
             torch.cuda.empty_cache()

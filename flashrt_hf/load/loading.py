@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from flash_rt import structures
+from flash_rt.structures.precision.choice import Precision
 from flash_rt.structures.precision.choice import checked as checked_precision
+from flash_rt.structures.precision.host_weights import KeepHost
+from flash_rt.structures.precision.quantising import MIN_COSINE, read_quantising
 
 from ..host import DTYPES, default_device, default_dtype
 from . import memory
@@ -21,6 +24,7 @@ from .loop_shelf import DEFAULT_LEN
 from .module_handle import ModuleHandle
 from .preprocessing import load_processor, load_tokenizer
 from .progress import progress_bars
+from .prompts import token_ids
 from .source import Source, find
 from .text_handle import TextHandle
 from .vision_handle import VisionLanguageHandle
@@ -33,7 +37,11 @@ if TYPE_CHECKING:
 def load_model(
     model: str | Path | nn.Module,
     *,
-    precision: str = "auto",
+    precision: Precision = "auto",
+    calibration: Any = None,
+    observer: str = "max",
+    min_cosine: float | None = MIN_COSINE,
+    keep_host: KeepHost = "cpu",
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     max_len: int | None = None,
@@ -53,7 +61,11 @@ def load_model(
     Args:
         model: a folder with ``config.json`` and safetensors, a GGUF file (dequantised), a Hub id
             ``organisation/name``, or an ``nn.Module`` in evaluation mode, which stays yours.
-        precision: see ``structures.attach``.
+        precision: ``"auto"`` (weights as they are), ``"bf16"``, ``"fp8"``, ``"int8"``,
+            ``"nvfp4"``, or a dict of patterns. What is quantised is read on the CPU and goes to the
+            device packed, weight by weight.
+        calibration, observer, min_cosine, keep_host: of the precision, see ``structures.attach``;
+            ``calibration`` may also be a text or a list of texts.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``; None takes the first GPU, else the CPU, and
             leaves a module where it is.
         dtype: what the weights are cast to; None takes the checkpoint's own (of a GGUF file BF16
@@ -83,25 +95,32 @@ def load_model(
             been loaded then.
         KernelUnavailable: no kernel family can be loaded on this device.
     """
-    checked_precision(precision)
+    quantising: dict[str, Any] = dict(
+        calibration=calibration, observer=observer, min_cosine=min_cosine, keep_host=keep_host
+    )
+    packs = read_quantising(checked_precision(precision), **quantising) is not None
+    if packs and not attach:
+        raise ValueError(f"{WHERE}: attach must be True with precision={precision!r}, got False")
     if max_len is not None and max_len < 2:
         raise ValueError(f"{WHERE}: max_len must be at least 2, got {max_len}")
     place, kind = _device(device), _dtype(dtype)
     name = str(model)
+    hub = Hub(revision, cache_dir, token, local_files_only)
     if isinstance(model, nn.Module):
-        host: nn.Module = model.to(device=place, dtype=kind)
+        _refuse_beside_module(hub, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+        host: nn.Module = model.to(device=None if packs else place, dtype=kind)
         name = type(model).__name__
         if model.training:
             raise ValueError(f"{WHERE}: model must be in evaluation mode; call model.eval() first")
     else:
+        place = default_device() if place is None else place
         request = _Request(
-            precision=precision,
-            device=default_device() if place is None else place,
+            precision=precision if packs else "auto",
+            device=place,
             dtype=kind,
             max_len=max_len,
             remote_code=trust_remote_code,
         )
-        hub = Hub(revision, cache_dir, token, local_files_only)
         with progress_bars(progress):
             source = find(
                 model,
@@ -117,7 +136,12 @@ def load_model(
                 processor = load_processor(source, remote_code=trust_remote_code)
     handle = _handle(host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len)
     if attach:
-        structures.attach(handle, precision=precision)
+        structures.attach(
+            handle,
+            precision=precision,
+            device=place,
+            **{**quantising, "calibration": token_ids(calibration, tokenizer)},
+        )
     return handle
 
 
@@ -127,7 +151,7 @@ class _Request:
     def __init__(
         self,
         *,
-        precision: str,
+        precision: Precision,
         device: torch.device,
         dtype: torch.dtype | None,
         max_len: int | None,
@@ -144,7 +168,11 @@ class _Request:
             self._check_memory(source, config, weights.size_bytes)
 
     def load(self, source: Source) -> nn.Module:
-        """Check everything that can be checked first, then load."""
+        """Check everything that can be checked first, then load.
+
+        What is to be quantised stays on the CPU, until ``attach`` brings it to the device packed.
+        """
+        away = self.precision != "auto" and self.device.type != "cpu"
         dtype = self.dtype
         if source.gguf:
             dtype = dtype or default_dtype(self.device)
@@ -153,11 +181,19 @@ class _Request:
         else:
             config = read_config(source, remote_code=self.remote_code)
             tensors = check_safetensors(source.folder, source.weights)
-            size = memory.weight_bytes(tensors.values(), dtype=dtype, precision=self.precision)
+            size = memory.weight_bytes(tensors, dtype=dtype, precision=self.precision)
+            if away:
+                whole = memory.Estimate(memory.weight_bytes(tensors, dtype=dtype), 0, 0)
+                memory.check(whole, torch.device("cpu"), source.name)
         kind = model_class(source, config, remote_code=self.remote_code)
         self._check_memory(source, config, size)
         loaded: nn.Module = load_weights(
-            source, config, kind, device=self.device, dtype=dtype, remote_code=self.remote_code
+            source,
+            config,
+            kind,
+            device=torch.device("cpu") if away else self.device,
+            dtype=dtype,
+            remote_code=self.remote_code,
         )
         return loaded
 
@@ -177,6 +213,17 @@ class _Request:
             memory.workspace_bytes(config, self.device, batch=1),
         )
         memory.check(estimate, self.device, source.name)
+
+
+def _refuse_beside_module(hub: Hub, **options: Any) -> None:
+    """What says where to load from has no meaning for a module.
+
+    Raises:
+        ValueError: such an option, by name.
+    """
+    for name, value in {**vars(hub), **options}.items():
+        if value:
+            raise ValueError(f"{WHERE}: {name} must be left out for a module, got {value!r}")
 
 
 def _handle(

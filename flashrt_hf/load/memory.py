@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -55,26 +55,26 @@ class Estimate:
 
 
 def weight_bytes(
-    tensors: Iterable[tuple[str, tuple[int, ...]]],
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     *,
     dtype: torch.dtype | None,
     precision: Any = "auto",
 ) -> int:
-    """Bytes of tensors given as (dtype as safetensors names it, shape) once they are loaded.
+    """Bytes of a checkpoint's tensors once they are loaded.
 
     Args:
-        tensors: of the checkpoint's headers.
+        tensors: by name, dtype as safetensors names it and shape.
         dtype: what floats are cast to; None leaves them.
-        precision: a name of ``PRECISION_BYTES`` packs matrices; a mapping or another name packs
-            none here, which estimates too much rather than too little.
+        precision: a name of ``PRECISION_BYTES`` packs matrices, but for embeddings; a mapping or
+            another name packs none here, which estimates too much rather than too little.
     """
     packed = PRECISION_BYTES.get(precision) if isinstance(precision, str) else None
     total = 0.0
-    for name, shape in tensors:
-        element: float = ELEMENT_BYTES.get(name, 1)
-        if name in FLOATING:
+    for name, (kind, shape) in tensors.items():
+        element: float = ELEMENT_BYTES.get(kind, 1)
+        if kind in FLOATING:
             element = dtype.itemsize if dtype is not None else element
-            if packed is not None and len(shape) == 2:
+            if packed is not None and len(shape) == 2 and "embed" not in name:
                 element = packed
         total += prod(shape) * element
     return int(total)

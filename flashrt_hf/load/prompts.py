@@ -31,6 +31,21 @@ def messages(
     return [dict(message) for message in prompt]
 
 
+def token_ids(texts: Any, tokenizer: Any) -> Any:
+    """Calibration text as token ids ``[1, T]`` each; anything else as it is.
+
+    Raises:
+        ValueError: texts, and there is no tokenizer.
+    """
+    listed = isinstance(texts, (list, tuple)) and texts and all(isinstance(t, str) for t in texts)
+    if not isinstance(texts, str) and not listed:
+        return texts
+    if tokenizer is None:
+        raise ValueError("load_model: calibration must be token ids for a model without tokenizer")
+    texts = [texts] if isinstance(texts, str) else texts
+    return [tokenizer(text, return_tensors="pt").input_ids for text in texts]
+
+
 def stop_strings(where: str, stop: Any) -> tuple[str, ...]:
     found = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in found:

@@ -160,9 +160,7 @@ class TextHandle(Handle):
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask)
         return self._generate("generate", inputs, max_new_tokens, given, streamer, rest)
 
-    def detach(self) -> None:
-        """See ``Handle.detach``."""
-        super().detach()
+    def _forget(self) -> None:
         self._shelf.clear()
 
     def _run(

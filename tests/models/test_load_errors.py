@@ -254,10 +254,15 @@ def test_free_memory_of_this_machine_is_a_number() -> None:
 
 
 def test_a_packed_weight_counts_what_it_takes() -> None:
-    tensors = [("BF16", (64, 32)), ("BF16", (64,)), ("I64", (2,))]
-    assert memory.weight_bytes(tensors, dtype=None) == 64 * 32 * 2 + 128 + 16
-    assert memory.weight_bytes(tensors, dtype=torch.float32) == 64 * 32 * 4 + 256 + 16
-    assert memory.weight_bytes(tensors, dtype=None, precision="nvfp4") == 1152 + 128 + 16
+    tensors = {
+        "mlp.weight": ("BF16", (64, 32)),
+        "embed_tokens.weight": ("BF16", (8, 4)),
+        "norm.weight": ("BF16", (64,)),
+        "ids": ("I64", (2,)),
+    }
+    assert memory.weight_bytes(tensors, dtype=None) == 64 * 32 * 2 + 64 + 128 + 16
+    assert memory.weight_bytes(tensors, dtype=torch.float32) == 64 * 32 * 4 + 128 + 256 + 16
+    assert memory.weight_bytes(tensors, dtype=None, precision="nvfp4") == 1152 + 64 + 128 + 16
 
 
 @pytest.mark.parametrize(
@@ -269,6 +274,7 @@ def test_a_packed_weight_counts_what_it_takes() -> None:
         ({"device": "cuda:99"}, r"device must be one of the \d+ GPUs .*, got 'cuda:99'"),
         ({"dtype": "int3"}, "dtype must be one of bf16, fp16, fp32, got 'int3'"),
         ({"dtype": torch.int8}, r"dtype must be one of .*, got torch\.int8"),
+        ({"precision": "fp8", "attach": False}, "attach must be True with precision='fp8'"),
         ({"max_len": 1}, "max_len must be at least 2, got 1"),
         ({"max_len": 257}, "max_len must be at most the 256 positions of .*, got 257"),
         ({"revision": "main"}, "revision must be left out for files, got 'main'"),
@@ -301,6 +307,16 @@ def test_a_gguf_file_that_is_not_there(folder: Path) -> None:
 def test_a_module_in_training_mode() -> None:
     with pytest.raises(ValueError, match=r"call model\.eval\(\) first"):
         load(checkpoints.text_model().train())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"revision": "main"}, {"gguf_file": "a.gguf"}, {"trust_remote_code": True}, {"token": "x"}],
+)
+def test_options_of_files_beside_a_module(options: Any) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be left out for a module, got "):
+        load(torch.nn.Linear(4, 4).eval(), **options)
 
 
 def test_max_len_is_for_text() -> None:

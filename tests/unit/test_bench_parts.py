@@ -202,6 +202,12 @@ def test_load(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "build" / "models" / "tiny-llama-fp32"
     assert found["model"]["file_bytes"] == (folder / "model.safetensors").stat().st_size
     assert "| tiny-llama | new process to first token, s | " in capsys.readouterr().out
+    packed = run(
+        tmp_path, "load", *small, "--dtype", "fp32", "--repeats", "1", "--precision", "int8"
+    )
+    stages = packed["parts"]["load"]["cold"]
+    assert stages["total_s"] == pytest.approx(stages["load_s"] + stages["first_token_s"])
+    assert "new process to first token (int8), s | " in capsys.readouterr().out
     monkeypatch.setattr(models, "build", None)  # the folder is written once
     device = torch.device("cpu")
     assert load.model_folder("tiny-llama", device=device, dtype="fp32") == folder
