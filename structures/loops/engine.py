@@ -18,13 +18,13 @@ import torch
 
 from ..catalogue.base import MAX_FUSED_ROWS
 from ..kv_format import KVCache
+from .alone import Alone
 from .answer import Answer, Handle
 from .cache import EOS_SLOTS
 from .controls import GREEDY, check_controls, widest
 from .decode import open_decoder
-from .generation import FinishReason, GenerationRequest, TokenEvent, TokenLogprob
-from .logprobs import Logprobs
-from .report import Reports
+from .generation import FinishReason, GenerationRequest, TokenEvent
+from .outbox import News, Outbox
 from .request import integer
 from .sampling import SEEDS
 from .session import (
@@ -38,7 +38,6 @@ from .session import (
 
 MAX_SLOTS = MAX_FUSED_ROWS
 CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
-REPORTS = 4  # the step that runs, the one before, and first tokens in between
 WHERE = "Engine.submit"
 MASK_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
@@ -50,8 +49,10 @@ class Engine:
     calls ``step``.
     """
 
-    def __init__(self, model: Any, sessions: Sessions, *, max_len: int, slots: int) -> None:
-        self.max_len, self.slots = max_len, slots
+    def __init__(
+        self, model: Any, sessions: Sessions, *, max_len: int, slots: int, draft: str | None
+    ) -> None:
+        self.max_len, self.slots, self.draft = max_len, slots, draft
         self._model, self._sessions = model, sessions
         self._vocabulary = token_table(model, sessions.spec).shape[0]
         self._device = decoder_device(model, sessions.spec)
@@ -59,7 +60,8 @@ class Engine:
         self._waiting: deque[Answer] = deque()
         self._joining: tuple[Answer, int] | None = None
         self._live: list[Answer | None] = []
-        self._reported: deque[list[tuple[int, Answer]]] = deque()
+        self._outbox: Outbox | None = None
+        self._alone: Alone | None = None
         self._stepping = threading.Lock()
         self._session: Session | None = None
         with plain_tensors(self._device):
@@ -105,10 +107,23 @@ class Engine:
         """
         handle.cancelled |= {*range(handle.request.n)} if index is None else {index}
 
+    def warm_up(self) -> None:
+        """Record what requests would record on their way: every step, and prompts up to 256.
+
+        Raises:
+            RuntimeError: something is queued or running.
+        """
+        if not self.idle:
+            raise RuntimeError("Engine.warm_up: the engine must be idle, got requests in it")
+        with self._stepping, plain_tensors(self._device):
+            self._open_session([])
+            assert self._session is not None
+            self._session.warm_up()
+
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or running."""
-        return not (self._inbox or self._waiting or self._joining or self._live or self._reported)
+        return not (self._inbox or self._waiting or self._joining or self._live or self._outbox)
 
     @property
     def running(self) -> int:
@@ -138,6 +153,8 @@ class Engine:
         events: list[TokenEvent] = []
         while self._inbox:
             self._waiting.append(self._inbox.popleft())
+        if self._session is not None:
+            self._session.pool.join()
         self._drop_cancelled(events)
         self._see_masked(events)
         self._close_gaps()
@@ -254,7 +271,7 @@ class Engine:
             session.prefixes.hold(row, prompt, prompt=len(prompt), logits=logits)
             answer.epoch = session.prefixes.epoch
         session.begin_row(row, length=len(prompt), max_new=answer.limit)
-        if answer.way != GREEDY or session.step.controls is not None:
+        if answer.way != GREEDY or self.draft is not None or session.step.controls is not None:
             ids = torch.tensor(prompt, dtype=torch.int64, device="cpu")
             session.controls.set_row(
                 row,
@@ -267,7 +284,8 @@ class Engine:
             answer.mask = answer.request.mask()
             session.controls.allow(row, answer.mask.allowed())
         session.choose_row(row, answer.way)
-        self._post([(row, answer)], slice(row, row + 1))
+        assert self._outbox is not None
+        self._outbox.post([(row, answer)], slice(row, row + 1))
         if target != row:
             session.move_row(row, target, len(prompt))
         self._live.append(answer)
@@ -284,47 +302,57 @@ class Engine:
         rows = [(row, answer) for row, answer in enumerate(self._live) if answer is not None]
         if not rows:
             return False
-        assert session is not None
+        assert session is not None and self._outbox is not None
         try:
-            session.pool.join()
+            if self._verify(rows, events):
+                return False
             session.advance(widest([answer.way for _, answer in rows]), len(self._live))
-            self._post(rows, slice(0, len(self._live)))
+            self._outbox.post(rows, slice(0, len(self._live)))
         except RuntimeError as error:
             self._give_up(error, events)
             return False
         return True
+
+    def _verify(self, rows: list[tuple[int, Answer]], events: list[TokenEvent]) -> bool:
+        """Several tokens at once for an answer that is alone, where drafts of it pay."""
+        alone, outbox, answer = self._alone, self._outbox, rows[0][1]
+        if alone is None or outbox is None:
+            return False
+        if len(self._live) > 1 or self._joining is not None or self._waiting:
+            alone.interrupt()
+            return False
+        if not alone.drafts(answer, self.max_len):
+            return False
+        self._collect(events, keep=0)  # drafts go on from the last token
+        drafts = [] if answer.closed else alone.drafts(answer, self.max_len)
+        if drafts:
+            alone.verify(answer, drafts)
+            outbox.post(rows, slice(0, 1), drafts)
+        return bool(drafts) or answer.closed
 
     def _give_up(self, error: RuntimeError, events: list[TokenEvent]) -> None:
         """End all that runs; the next request gets another session."""
         for answer in [a for a in self._live if a is not None]:
             self._close(answer, "error", events, error=error)
         self._live.clear()
-        self._reported.clear()
-        self._reports.begin()
-        if self._session is not None:
+        if self._session is not None and self._outbox is not None:
+            self._outbox.clear()
             self._session.prefixes.forget()
         if self._joining is not None:
             self._waiting.appendleft(self._joining[0])
             self._joining[0].filled, self._joining = 0, None
 
-    def _post(self, rows: list[tuple[int, Answer]], part: slice) -> None:
-        """Bring what was chosen to the host, once the device gets there."""
-        wanted = any(answer.sampling.logprobs for _, answer in rows)
-        if wanted:
-            self._logprobs.run(part)
-        self._reports.post(beside=wanted)
-        self._reported.append(rows)
-
     def _collect(self, events: list[TokenEvent], *, keep: int) -> None:
-        while len(self._reported) > keep:
-            rows = self._reported.popleft()
-            self._reports.take()
-            chosen = self._reports.chosen()
-            for row, answer in rows:
-                if not answer.closed:
-                    self._emit(answer, row, chosen[row], events)
+        while self._outbox is not None and len(self._outbox) > keep:
+            for news in self._outbox.take():
+                if self._alone is not None:
+                    self._alone.took(news.answer, news.tokens)
+                for token in news.tokens:
+                    if not news.answer.closed:
+                        self._emit(news, token, events)
 
-    def _emit(self, answer: Answer, row: int, token: int, events: list[TokenEvent]) -> None:
+    def _emit(self, news: News, token: int, events: list[TokenEvent]) -> None:
+        answer = news.answer
         answer.tokens.append(token)
         reason: FinishReason | None = None
         error: BaseException | None = None
@@ -338,21 +366,11 @@ class Engine:
             reason = "stop"
         elif len(answer.tokens) == answer.limit:
             reason = "length"
-        chosen, likeliest = self._read_logprobs(answer, row)
-        handle, index = answer.handle, answer.index
-        events.append(TokenEvent(handle, index, token, chosen, likeliest, reason, error))
+        logprob, likeliest = news.logprob, news.top_logprobs
+        event = TokenEvent(answer.handle, answer.index, token, logprob, likeliest, reason, error)
+        events.append(event)
         if reason is not None:
             self._leave(answer)
-
-    def _read_logprobs(
-        self, answer: Answer, row: int
-    ) -> tuple[float | None, tuple[TokenLogprob, ...]]:
-        if not answer.sampling.logprobs:
-            return None, ()
-        chosen, ids, values = self._logprobs.split(self._reports.brought())
-        count = answer.sampling.top_logprobs
-        pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
-        return float(chosen[row]), tuple(TokenLogprob(i, value) for i, value in pairs)
 
     def _open_session(self, events: list[TokenEvent]) -> None:
         """Get the session, which is another one when the model's tensors have moved."""
@@ -362,13 +380,17 @@ class Engine:
         moved = RuntimeError("the model's weights were moved or replaced while it generated")
         if self._session is not None:
             self._give_up(moved, events)
-        self._session = session
-        self._logprobs = Logprobs(session.step)
-        self._reports = Reports(session.state.report, self.slots, REPORTS, self._logprobs.bytes)
+        self._session, self._outbox = session, Outbox(session, self.slots)
+        self._alone = Alone(session) if self.draft is not None else None
 
 
 def decode_engine(
-    model: Any, *, max_len: int, slots: int = MAX_SLOTS, kv_cache: KVCache = None
+    model: Any,
+    *,
+    max_len: int,
+    slots: int = MAX_SLOTS,
+    draft: str | None = None,
+    kv_cache: KVCache = None,
 ) -> Engine:
     """An engine that generates from ``model`` for up to ``slots`` sequences at a time.
 
@@ -376,17 +398,18 @@ def decode_engine(
         model: as for ``decode_loop``.
         max_len: most positions of a sequence, prompt and answer together.
         slots: most sequences in the cache, 1 to 8.
+        draft: "lookup" as for ``decode_loop``, for an answer while it is the only one.
         kv_cache: as for ``decode_loop``.
 
     Raises:
         ValueError, TypeError: as ``decode_loop`` does.
         LoopRefused: the device has no memory for the cache.
     """
-    max_len, slots = (
-        integer("decode_engine", "max_len", max_len),
-        integer("decode_engine", "slots", slots),
-    )
+    max_len = integer("decode_engine", "max_len", max_len)
+    slots = integer("decode_engine", "slots", slots)
     if not 1 <= slots <= MAX_SLOTS:
         raise ValueError(f"decode_engine: slots must be 1 to {MAX_SLOTS}, got {slots}")
+    if draft not in (None, "lookup"):
+        raise ValueError(f'decode_engine: draft must be "lookup" or None, got {draft!r}')
     host, sessions = open_decoder("decode_engine", model, max_len, kv_cache)
-    return Engine(host, sessions, max_len=max_len, slots=slots)
+    return Engine(host, sessions, max_len=max_len, slots=slots, draft=draft)

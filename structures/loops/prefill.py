@@ -69,6 +69,14 @@ class Prefill:
         if last:
             self._logits(row, stream.x[-1:], stream, slice(-1, None))
 
+    def warm_up(self, rows: int) -> None:
+        """Record the prompts of ``rows`` rows that replay graphs, as far as there is room."""
+        sizes = [SMALLEST << n for n in range((CAPTURED // SMALLEST).bit_length())]
+        fitting = [size for size in reversed(sizes) if size <= self._step.state.slots]
+        pairs = [(row, size) for size in fitting for row in range(rows)]
+        for row, size in pairs[:MAX_GRAPHS]:
+            self.chunk(row, self._ids.new_zeros(size), 0, last=True)
+
     def _captured(self, row: int, ids: torch.Tensor, padded: int) -> None:
         count = ids.shape[0]
         self._pool.join()

@@ -153,6 +153,22 @@ class Session:
         work()
         self._recorded[key] = self._backend.record(work, warmups=0, pool=self.pool)
 
+    def warm_up(self) -> None:
+        """Record every step for every number of rows, and prompts that replay graphs.
+
+        What the rows hold is lost.
+        """
+        self._last = ()
+        self.prefixes.forget()
+        self.pool.join()
+        self.state.begin(max_new=0, eos=())
+        _ = self.controls
+        for rows in range(self.batch, 0, -1):  # the largest first: the others fit its memory
+            for way in (ADJUSTED, DRAWN, GREEDY):
+                self.advance(way, rows)
+        self.prefill.warm_up(self.batch)
+        self.state.begin(max_new=0, eos=())
+
     def is_recorded(self, key: tuple[object, ...]) -> bool:
         """Whether ``replay`` has a graph for this key."""
         return key in self._recorded

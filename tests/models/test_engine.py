@@ -16,6 +16,7 @@ from decoders import model
 
 from flash_rt import structures
 from flash_rt.structures import GenerationRequest
+from flash_rt.structures.capture.tape import TapeBackend
 
 Answers = dict[tuple[Any, int], list[Any]]
 
@@ -118,6 +119,25 @@ def test_a_long_prompt_comes_in_chunks_between_the_steps_of_others(
         found = drain(engine)
     begun = [t for events in steps for h, t in events if h is second]
     assert begun + tokens(found[second, 0]) == wanted[1]
+
+
+def test_a_warm_engine_records_nothing_more_and_answers_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [request(w, max_new_tokens=9) for w in (5, 17, 30)]
+    wanted = alone("llama", requests)
+    with engine_of("llama", slots=3, max_len=64) as engine:
+        engine.warm_up()
+
+        def refuse(self: Any, *args: Any, **options: Any) -> Any:
+            raise AssertionError("a graph was recorded")
+
+        monkeypatch.setattr(TapeBackend, "record", refuse)
+        handles = [engine.submit(r) for r in requests]
+        with pytest.raises(RuntimeError, match="the engine must be idle"):
+            engine.warm_up()
+        found = drain(engine)
+    assert [tokens(found[h, 0]) for h in handles] == wanted
 
 
 def test_a_stop_id_ends_an_answer_and_is_reported() -> None:

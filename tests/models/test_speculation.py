@@ -9,11 +9,13 @@ import torch
 from decoders import host, model, prompt
 from test_decode_loop import Recorder, loop_of
 from test_decode_loop_sampling import Words
+from test_engine import drain, tokens
 
 from flash_rt import structures
 from flash_rt.structures.loops import depth
 from flash_rt.structures.loops.depth import Depth
 from flash_rt.structures.loops.lookup import Lookup
+from flash_rt.structures.loops.verify import Verifier
 
 
 @pytest.fixture
@@ -165,3 +167,42 @@ def test_depth_follows_truth_and_cost() -> None:
         for _ in range(100):
             costs.took(width, 20.0)
     assert costs.choose(12, 20) == 0
+
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 4, "logit_bias": FEW}])
+def test_the_engine_drafts_for_an_answer_that_is_alone(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+    verify = Verifier.run
+
+    def counted(self: Verifier, drafts: list[int], way: str) -> int:
+        runs.append(len(drafts))
+        return verify(self, drafts, way)
+
+    monkeypatch.setattr(Verifier, "run", counted)
+    sampling = structures.Sampling(**settings)
+    items = [
+        structures.GenerationRequest(
+            repetitive(width)[0], max_new_tokens=count, stop_token_ids=(), sampling=sampling
+        )
+        for width, count in ((40, 60), (25, 30), (41, 87), (30, 1), (30, 2))
+    ]
+    stop = structures.GenerationRequest(
+        repetitive(40)[0], max_new_tokens=80, stop_token_ids=tuple(range(40, 60))
+    )
+    attached = structures.attach(model("llama"))
+    try:
+        plain = structures.decode_engine(model("llama"), max_len=128, slots=3)
+        engine = structures.decode_engine(model("llama"), max_len=128, slots=3, draft="lookup")
+        for item in (*items, stop):  # one after the other
+            wanted, found = (e.submit(item) for e in (plain, engine))
+            assert tokens(drain(engine)[found, 0]) == tokens(drain(plain)[wanted, 0])
+        assert runs
+        handles = [[e.submit(item) for item in items] for e in (plain, engine)]  # and all at once
+        answers = [drain(e) for e in (plain, engine)]
+        for one, other in zip(*handles, strict=True):
+            assert tokens(answers[0][one, 0]) == tokens(answers[1][other, 0])
+    finally:
+        attached.detach()
