@@ -21,8 +21,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-# White space between tokens of JSON is the model's choice, but may not go on for ever.
-JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{0,24}"}
+# One space, or a line break with its indentation: what JSON is written with, and no endless rest.
+JSON_OPTIONS: Any = {"whitespace_pattern": r" ?|\n {0,16}"}
 MAX_SCHEMA_CHARACTERS = 100_000
 MAX_SCHEMA_DEPTH = 64
 

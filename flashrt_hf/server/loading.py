@@ -11,6 +11,7 @@ from typing import Any
 
 from flash_rt import structures
 from flash_rt.structures.binding import PLAN
+from flash_rt.structures.explain import COLUMNS
 from flash_rt.structures.loops.engine import MAX_SLOTS
 
 from .decoder_engine import DecoderEngine
@@ -107,16 +108,18 @@ def _stop_ids(generation: Any, tokenizer: Any) -> list[int]:
 
 
 def plan_reader(model: Any) -> Callable[[], dict[str, Any]]:
-    """Reads the table of ``structures.explain`` as JSON values."""
+    """Reads the table of ``structures.explain`` as JSON: its cells for people, its rows as data."""
 
     def read() -> dict[str, Any]:
         found = vars(model).get(PLAN)
         if found is None:
-            return {"rows": [], "notes": ["nothing is attached; the host runs as it is"]}
+            note = "nothing is attached; the host runs as it is"
+            return {"columns": [], "cells": [], "rows": [], "notes": [note]}
         table = structures.explain(found)
         rows = [dict(decision=type(row).__name__, **dataclasses.asdict(row)) for row in table]
+        shown = {"columns": COLUMNS, "cells": table.cells()}
         made: dict[str, Any] = json.loads(
-            json.dumps({"rows": rows, "notes": list(table.notes)}, default=str)
+            json.dumps({**shown, "rows": rows, "notes": list(table.notes)}, default=str)
         )
         return made
 

@@ -73,7 +73,7 @@ def fake(engine: Any, **options: Any) -> Served:
     codec = Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=tiny_model.VOCABULARY)
     return Served(
         name=NAME,
-        plan=lambda: {"rows": [], "notes": []},
+        plan=lambda: {"columns": [], "cells": [], "rows": [], "notes": []},
         max_len=engine.max_len,
         codec=codec,
         engine=engine,
