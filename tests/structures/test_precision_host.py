@@ -13,11 +13,12 @@ import zoo
 from comparing import portrait, same_bits
 from test_attach import model as plain_model
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from flash_rt import structures
-from flash_rt.structures.weights import COPY, copy_of
+from flash_rt.structures.precision import packing
+from flash_rt.structures.precision.formats import packer
+from flash_rt.structures.precision.host_weights import HostWeights
+from flash_rt.structures.weights import COPY, copy_of, packed_bytes
 
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
@@ -194,11 +195,9 @@ def test_an_old_loop_follows_detach() -> None:
 
 
 def test_an_error_while_packing_leaves_the_host_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flash_rt.structures.precision import packing
-
     model = zoo.make("gemma3")
     before = portrait(model)
-    packer, made = packing.packer, []
+    made: list[Any] = []
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         made.append(args)
@@ -213,18 +212,62 @@ def test_an_error_while_packing_leaves_the_host_as_it_was(monkeypatch: pytest.Mo
     assert not any(hasattr(p, COPY) for p in model.parameters())
 
 
-class Peak(TorchDispatchMode):
-    """Bytes of the largest tensor that any operator returns, and of all that live at once."""
+def test_packing_goes_weight_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU plays a device that weights move away from; what is left there is counted."""
+    model = zoo.redraw(zoo.causal("Llama", num_hidden_layers=8)()).to(torch.bfloat16)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    away: set[int] = set()
+    seen: list[int] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
+    def move(self: HostWeights, parameter: torch.Tensor) -> None:
+        away.add(id(parameter))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.largest = max(self.largest, leaf.untyped_storage().nbytes())
-        return result
+    def counting(precision: str, **options: Any) -> Any:
+        pack = packer(precision, **options)
+
+        def count(weight: torch.Tensor) -> Any:
+            made = pack(weight)
+            seen.append(resident(model, away) + packed_bytes(made))
+            return made
+
+        return count
+
+    monkeypatch.setattr(HostWeights, "move", move)
+    monkeypatch.setattr(packing, "packer", counting)
+    plan = attach(model, "cpu")
+    assert len(seen) == 8 * 7 + 1
+    assert max(seen) <= 1.15 * weights
+    assert resident(model, away) < 0.65 * weights  # 8 bits, scales, the embedding
+    plan.detach()
+
+
+def resident(model: nn.Module, away: set[int]) -> int:
+    """Bytes of parameters that are not away, and of all packed copies."""
+    size = 0
+    for parameter in model.parameters():
+        packed = copy_of(parameter)
+        size += 0 if packed is None else packed.memory_bytes
+        size += 0 if id(parameter) in away else parameter.numel() * parameter.element_size()
+    return size
+
+
+@pytest.mark.parametrize("place", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("keep_host", ["cpu", False])
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4"])
+def test_attaching_stays_below_115_percent_of_the_weights(
+    keep_host: Any, precision: str, place: str
+) -> None:
+    sizes = dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=16, vocab_size=8192)
+    heads = dict(num_attention_heads=8, num_key_value_heads=4)
+    model = zoo.redraw(zoo.causal("Llama", **sizes, **heads)()).to(place, torch.bfloat16)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    plan = attach(model, keep_host, precision)
+    assert torch.cuda.max_memory_allocated() - before + weights <= 1.15 * weights
+    assert torch.cuda.memory_allocated() - before + weights <= 0.75 * weights
+    if keep_host:
+        plan.detach()
+        assert all(p.is_cuda for p in model.parameters())
