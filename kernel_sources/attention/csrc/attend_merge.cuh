@@ -140,44 +140,60 @@ struct NodeWalk {
   int end_, step_, first_, last_edge_, last_, edge_;  // `edge_`: where the block of `start` ends
 };
 
-// Merge stored nodes, each at the number of its first split, in the order of the tree. They come
-// from other blocks and are read past L1.
-__device__ __forceinline__ Partial merge_nodes(const Parts& nodes, NodeWalk walk) {
-  constexpr int kBatch = 8;
-  Partial sum = empty_partial();
-  Partial waiting[kSuperLevel] = {sum, sum, sum};  // left children
-  while (!walk.done()) {
-    int starts[kBatch], levels[kBatch];
-    Partial node[kBatch];
+// Some nodes in order; what is not there is empty.
+template <int N>
+struct Nodes {
+  int starts[N], levels[N];  // a level above kSuperLevel: beyond the last
+  Partial parts[N];
+
+  __device__ __forceinline__ void load(const Parts& stored, NodeWalk& walk) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < N; ++i) {
       starts[i] = walk.start;
       levels[i] = walk.done() ? kSuperLevel + 1 : walk.level;
-      node[i] = empty_partial();
+      parts[i] = empty_partial();
       if (!walk.done() && walk.is_live()) {
-        const float2 el = __ldcg(nodes.el + starts[i] * nodes.el_stride);
-        node[i] = Partial{el.x, el.y, __ldcg(nodes.o + starts[i] * nodes.o_stride)};
+        const float2 el = __ldcg(stored.el + starts[i] * stored.el_stride);
+        parts[i] = Partial{el.x, el.y, __ldcg(stored.o + starts[i] * stored.o_stride)};
       }
       if (!walk.done()) walk.next();
     }
+  }
+  // Into `sum`, the supers so far, and what of the next one `waiting` has: left children by level.
+  __device__ __forceinline__ void merge(Partial& sum, Partial (&waiting)[kSuperLevel]) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < N; ++i) {
       bool rises = levels[i] <= kSuperLevel;
 #pragma unroll
       for (int level = 0; level < kSuperLevel; ++level) {
         if (!rises || level < levels[i]) continue;
         if (starts[i] >> level & 1) {
-          node[i] = combine(waiting[level], node[i]);
+          parts[i] = combine(waiting[level], parts[i]);
           waiting[level] = empty_partial();
         } else {
-          waiting[level] = node[i];
+          waiting[level] = parts[i];
           rises = false;
         }
       }
-      if (rises) sum = combine(sum, node[i]);
+      if (rises) sum = combine(sum, parts[i]);
     }
   }
-  return sum;
+};
+
+// Merge stored nodes, each at the number of its first split, in the order of the tree. They come
+// from other blocks and are read past L1, some before those in front of them are merged.
+__device__ __forceinline__ Partial merge_nodes(const Parts& stored, NodeWalk walk) {
+  Partial sum = empty_partial();
+  Partial waiting[kSuperLevel] = {sum, sum, sum};
+  Nodes<8> nodes, next;
+  nodes.load(stored, walk);
+  while (true) {
+    const bool more = !walk.done();
+    if (more) next.load(stored, walk);
+    nodes.merge(sum, waiting);
+    if (!more) return sum;
+    nodes = next;
+  }
 }
 
 }  // namespace flashrt

@@ -59,12 +59,14 @@ __device__ __forceinline__ int divide(int n, Divisor divisor) {
 }
 
 // Splits that each block takes, the last one what is left, which may be one more: the newest split
-// is rarely full. Blocks that meet in the workspace share evenly; those of a cluster take 1, 2, 4
-// or a multiple of 8, so that each hands over whole pairs, quads or supers.
+// is rarely full. Blocks that meet in the workspace share evenly, in whole supers where that costs
+// little, for fewer nodes to merge. Those of a cluster take 1, 2, 4 or a multiple of 8, so that
+// each hands over whole pairs, quads or supers.
 __host__ __device__ inline int splits_per_block(int rounded_up, bool clusters) {
   if (rounded_up <= 1) return 1;
-  if (!clusters || rounded_up == 2) return rounded_up;
-  return rounded_up <= 4 ? 4 : (rounded_up + kFanIn - 1) / kFanIn * kFanIn;
+  const int supers = (rounded_up + kFanIn - 1) / kFanIn * kFanIn;
+  if (!clusters) return (supers - rounded_up) * 24 <= rounded_up ? supers : rounded_up;
+  return rounded_up == 2 ? 2 : rounded_up <= 4 ? 4 : supers;
 }
 
 // Levels of the tree at which a block may have to keep a sum, in a call with up to `splits` live
