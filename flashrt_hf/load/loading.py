@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from flash_rt import structures
+from flash_rt.structures import kv_format
+from flash_rt.structures.kv_format import KVCache
 from flash_rt.structures.precision.choice import Precision
 from flash_rt.structures.precision.choice import checked as checked_precision
 from flash_rt.structures.precision.host_weights import KeepHost
@@ -42,6 +44,7 @@ def load_model(
     observer: str = "max",
     min_cosine: float | None = MIN_COSINE,
     keep_host: KeepHost = "cpu",
+    kv_cache: KVCache = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     max_len: int | None = None,
@@ -66,6 +69,7 @@ def load_model(
             device packed, weight by weight.
         calibration, observer, min_cosine, keep_host: of the precision, see ``structures.attach``;
             ``calibration`` may also be a text or a list of texts.
+        kv_cache: ``"fp8"`` keeps keys and values in half the bytes, see ``structures.decode_loop``.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:N"``; None takes the first GPU, else the CPU, and
             leaves a module where it is.
         dtype: what the weights are cast to; None takes the checkpoint's own (of a GGUF file BF16
@@ -99,8 +103,10 @@ def load_model(
         calibration=calibration, observer=observer, min_cosine=min_cosine, keep_host=keep_host
     )
     packs = read_quantising(checked_precision(precision), **quantising) is not None
-    if packs and not attach:
-        raise ValueError(f"{WHERE}: attach must be True with precision={precision!r}, got False")
+    kv_format.checked(WHERE, kv_cache)
+    for asked, what in ((packs, f"precision={precision!r}"), (kv_cache, f"kv_cache={kv_cache!r}")):
+        if asked and not attach:
+            raise ValueError(f"{WHERE}: attach must be True with {what}, got False")
     if max_len is not None and max_len < 2:
         raise ValueError(f"{WHERE}: max_len must be at least 2, got {max_len}")
     place, kind = _device(device), _dtype(dtype)
@@ -116,6 +122,7 @@ def load_model(
         place = default_device() if place is None else place
         request = _Request(
             precision=precision if packs else "auto",
+            kv_cache=kv_cache,
             device=place,
             dtype=kind,
             max_len=max_len,
@@ -139,6 +146,7 @@ def load_model(
         structures.attach(
             handle,
             precision=precision,
+            kv_cache=kv_cache,
             device=place,
             **{**quantising, "calibration": token_ids(calibration, tokenizer)},
         )
@@ -152,12 +160,14 @@ class _Request:
         self,
         *,
         precision: Precision,
+        kv_cache: KVCache,
         device: torch.device,
         dtype: torch.dtype | None,
         max_len: int | None,
         remote_code: bool,
     ) -> None:
-        self.precision, self.device, self.dtype = precision, device, dtype
+        self.precision, self.kv_cache = precision, kv_cache
+        self.device, self.dtype = device, dtype
         self.max_len, self.remote_code = max_len, remote_code
 
     def approve_download(self, folder: Path, weights: Weights) -> None:
@@ -198,7 +208,7 @@ class _Request:
         return loaded
 
     def _check_memory(self, source: Source, config: PretrainedConfig, size: int) -> None:
-        element = 2 if self.device.type == "cuda" else 4
+        element = 1 if self.kv_cache == "fp8" else 2 if self.device.type == "cuda" else 4
         text = config.get_text_config()
         limit = getattr(text, "max_position_embeddings", None) or DEFAULT_LEN
         if self.max_len is not None and self.max_len > limit:

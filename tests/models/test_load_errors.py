@@ -275,6 +275,8 @@ def test_a_packed_weight_counts_what_it_takes() -> None:
         ({"dtype": "int3"}, "dtype must be one of bf16, fp16, fp32, got 'int3'"),
         ({"dtype": torch.int8}, r"dtype must be one of .*, got torch\.int8"),
         ({"precision": "fp8", "attach": False}, "attach must be True with precision='fp8'"),
+        ({"kv_cache": "int4"}, "kv_cache must be \"fp8\" or None, got 'int4'"),
+        ({"kv_cache": "fp8", "attach": False}, "attach must be True with kv_cache='fp8'"),
         ({"max_len": 1}, "max_len must be at least 2, got 1"),
         ({"max_len": 257}, "max_len must be at most the 256 positions of .*, got 257"),
         ({"revision": "main"}, "revision must be left out for files, got 'main'"),

@@ -97,6 +97,22 @@ def test_the_second_construction_measures_nothing_again(
         assert handle.plan.packing.fidelity == fidelity
 
 
+def test_caches_in_fp8(folder: Path) -> None:
+    ids = torch.tensor([[72, 105, 33]])
+    model = checkpoints.text_model()
+    structures.attach(model, kv_cache="fp8")
+    wanted = structures.decode_loop(model, max_len=64).generate(
+        ids, max_new_tokens=9, eos_token_id=()
+    )
+    with load(folder, kv_cache="fp8", max_len=64) as handle:
+        assert torch.equal(handle.generate(ids, max_new_tokens=9, eos_token_id=()), wanted)
+        small = handle._shelf._loops[1].memory_bytes
+        assert structures.attach(handle, handle.forward) is handle.plan
+    with load(folder, max_len=64) as handle:
+        handle.generate(ids, max_new_tokens=9, eos_token_id=())
+        assert small < handle._shelf._loops[1].memory_bytes
+
+
 def test_patterns(folder: Path) -> None:
     precision = {"*.mlp": "nvfp4", "*.self_attn": "int8"}
     with load(folder, precision=precision, min_cosine=None) as handle:
