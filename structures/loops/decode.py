@@ -16,14 +16,16 @@ from ..catalogue.layer_math import Families
 from ..catalogue.spec import NotThisForm
 from ..kv_format import KVCache
 from ..plan import Plan, host_of
+from .controls import way_of
 from .decoder import read_decoder
 from .depth import Depth
+from .draft import DraftModel, FromModel
 from .options import StopStrings, read_options, read_stops
 from .request import WHERE, Request, integer, read_request
 from .run import StepLogprobs, Streamer, run_steps
 from .sampling import Sampling
 from .session import Session, Sessions, decoder_device, plain_tensors, token_table
-from .speculate import Counts, LookupDrafter, run_speculative
+from .speculate import Counts, FromLookup, LookupDrafter, run_speculative
 from .step import BoundDecoder
 
 MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
@@ -50,7 +52,7 @@ def decode_loop(
     *,
     max_len: int,
     batch_size: int = 1,
-    draft: str | None = None,
+    draft: Any = None,
     kv_cache: KVCache = None,
 ) -> DecodeLoop:
     """A loop that generates from ``model`` with one captured graph a token.
@@ -60,10 +62,11 @@ def decode_loop(
             when it is not yet.
         max_len: most positions of a row, prompt and new tokens together.
         batch_size: most rows of a request, 1 to 8.
-        draft: "lookup" drafts the tokens of requests of one row from what followed the last
-            tokens the last time, and verifies them several at a time. The answer is the same,
-            greedy or drawn; only how fast it comes depends on it, and where drafts do not pay
-            they stop.
+        draft: drafts tokens of requests of one row, which are verified several at a time.
+            "lookup" takes what followed the last tokens the last time; a smaller decoder with the
+            same vocabulary, on the same device, says what it would say (it is attached when it is
+            not yet). The answer is the same, greedy or drawn; only how fast it comes depends on
+            it, and where drafts do not pay they stop.
         kv_cache: "fp8" stores keys and values in half the bytes of bf16, so that twice as many
             positions fit and long contexts are read in less time. An element is off by up to 1/16
             of itself, so answers differ from those of a cache in the model's dtype; how much is
@@ -80,10 +83,26 @@ def decode_loop(
     batch_size = integer("decode_loop", "batch_size", batch_size)
     if not 1 <= batch_size <= MAX_BATCH:
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
-    if draft not in (None, "lookup"):
-        raise ValueError(f'decode_loop: draft must be "lookup" or None, got {draft!r}')
+    if isinstance(draft, str) and draft != "lookup":
+        raise ValueError(f'decode_loop: draft must be "lookup" or a model, got {draft!r}')
     host, sessions = open_decoder("decode_loop", model, max_len, kv_cache)
-    return DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size, draft=draft)
+    loop = DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size, draft=draft)
+    if draft is not None and draft != "lookup":
+        loop.draft_sessions = _open_draft(draft, max_len, sessions)
+    return loop
+
+
+def _open_draft(draft: Any, max_len: int, target: Sessions) -> Sessions:
+    host, sessions = open_decoder("decode_loop", draft, max_len, None)
+    mine, theirs = sessions.vocabulary, target.vocabulary
+    if mine != theirs:
+        raise ValueError(f"decode_loop: draft must have the model's {theirs} ids, got {mine}")
+    if decoder_device(host, sessions.spec) != target.device:
+        raise ValueError(
+            f"decode_loop: draft must be on {target.device}, "
+            f"got {decoder_device(host, sessions.spec)}"
+        )
+    return sessions
 
 
 def open_decoder(
@@ -121,9 +140,11 @@ class DecodeLoop:
         *,
         max_len: int,
         batch_size: int,
-        draft: str | None,
+        draft: Any,
     ) -> None:
         self.max_len, self.batch_size, self.draft = max_len, batch_size, draft
+        self.draft_sessions: Sessions | None = None
+        self._draft_model: DraftModel | None = None
         self.speculation = Counts()
         self._depth = Depth()
         self._model, self._sessions = model, sessions
@@ -295,19 +316,42 @@ class DecodeLoop:
         streamer: Streamer | None,
         stops: StopStrings | None,
     ) -> torch.Tensor:
-        drafter = LookupDrafter(next(request.rows()).tolist(), self._depth)
-        return run_speculative(
-            session, request, drafter, streamer, observe=stops, counts=self.speculation
-        )
+        way = way_of(request.sampling)
+        if self.draft_sessions is None:
+            lookup = LookupDrafter(next(request.rows()).tolist(), self._depth)
+            return run_speculative(
+                session,
+                request,
+                FromLookup(session, way, lookup),
+                streamer,
+                observe=stops,
+                counts=self.speculation,
+            )
+        with self.draft_sessions.use(1, self.max_len) as draft_session:
+            made = self._draft_model
+            if made is None or (made.target, made.session) != (session, draft_session):
+                made = self._draft_model = DraftModel(session, draft_session)
+            return run_speculative(
+                session,
+                request,
+                FromModel(made, request, self._depth),
+                streamer,
+                observe=stops,
+                counts=self.speculation,
+            )
 
     def reset(self) -> None:
         """Give caches and graphs back; the next call makes them again."""
         self._sessions.clear()
+        self._draft_model = None
+        if self.draft_sessions is not None:
+            self.draft_sessions.clear()
 
     @property
     def memory_bytes(self) -> int:
         """Device memory of caches and buffers held now."""
-        return self._sessions.memory_bytes
+        drafts = 0 if self.draft_sessions is None else self.draft_sessions.memory_bytes
+        return self._sessions.memory_bytes + drafts
 
 
 def _joined(input_ids: torch.Tensor, new: torch.Tensor, request: Request) -> torch.Tensor:

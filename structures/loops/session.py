@@ -432,6 +432,16 @@ class Sessions:
             return "fp32 weights on CUDA; cast with model.to(torch.bfloat16)"
         return None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the decoder runs."""
+        return decoder_device(self._model, self.spec)
+
+    @property
+    def vocabulary(self) -> int:
+        """Logits of a position."""
+        return self.spec.head.projection.bound(self._model).weight.shape[0]
+
     def clear(self) -> None:
         """Give caches and graphs back."""
         with self._lock:

@@ -10,9 +10,11 @@ import torch
 from .controls import way_of
 from .depth import Depth
 from .lookup import Lookup
+from .report import Reports
 from .request import Request
 from .run import Observe, Streamer
 from .session import Session
+from .verify import Verifier
 
 
 class Counts:
@@ -25,8 +27,11 @@ class Counts:
 class Drafter(Protocol):
     """Proposes tokens, and learns what became of them."""
 
-    def draft(self, room: int) -> list[int]:
-        """Tokens to verify now, at most ``room``; none for a plain step."""
+    def plan(self, room: int) -> int:
+        """How many drafts to verify now, at most ``room``; 0 for a plain step."""
+
+    def queue(self, count: int) -> bool:
+        """Queue the verification of the drafts planned; whether it had been recorded before."""
 
     def took(self, tokens: list[int], drafted: int, seconds: float | None) -> None:
         """The next ``tokens``, of a step that verified ``drafted`` (0: a plain one).
@@ -42,7 +47,7 @@ class LookupDrafter:
         self._lookup, self._depth = Lookup(ids), depth
 
     def draft(self, room: int) -> list[int]:
-        """See ``Drafter``."""
+        """Tokens to verify now, at most ``room``; none for a plain step."""
         if self._lookup.strength == 0:
             return []
         return self._lookup.draft(self._depth.choose(self._lookup.strength, room))
@@ -62,6 +67,27 @@ class LookupDrafter:
             self._depth.took(width, seconds)
 
 
+class FromLookup:
+    """A ``LookupDrafter`` on a session."""
+
+    def __init__(self, session: Session, way: str, lookup: LookupDrafter) -> None:
+        self._session, self._way, self._lookup = session, way, lookup
+        self._drafts: list[int] = []
+        self.took = lookup.took
+
+    def plan(self, room: int) -> int:
+        """See ``Drafter``."""
+        self._drafts = self._lookup.draft(room)
+        return len(self._drafts)
+
+    def queue(self, count: int) -> bool:
+        """See ``Drafter``."""
+        verifier, drafts = self._session.verifier, self._drafts[:count]
+        known = verifier.recorded(count, self._way)
+        verifier.run(drafts, self._way)
+        return known
+
+
 class _Run:
     """The steps of one request and what the host knows of them."""
 
@@ -77,28 +103,33 @@ class _Run:
         self._session, self._request, self._drafter = session, request, drafter
         self._streamer, self._observe, self._counts = streamer, observe, counts
         self._way = way_of(request.sampling)
-        self._posted: list[list[int]] = []  # drafts of every step whose report is not taken
+        # Drafts of every step whose report is not taken; reports bring the drafts along.
+        self._posted: list[int] = []
+        state, beside = session.state, session.verifier.bytes
+        self._reports = Reports(state.report, session.batch, beside=beside)
         self._seen = time.perf_counter()
         self._timed = False
         self.tokens: list[int] = []
         self.done = False
 
-    def post(self, drafts: list[int]) -> None:
-        self._session.reports.post()
-        self._posted.append(drafts)
+    def post(self, drafted: int) -> None:
+        self._reports.post(beside=drafted > 0)
+        self._posted.append(drafted)
 
     def take(self) -> None:
         """Read the oldest report: one token, or those that a verification appended."""
-        reports, drafts = self._session.reports, self._posted.pop(0)
+        reports, drafted = self._reports, self._posted.pop(0)
         finished = reports.take()
         now = time.perf_counter()
-        last, count = reports.chosen()[0], reports.accepted() if drafts else 1
+        last, count = reports.chosen()[0], reports.accepted() if drafted else 1
         if self.done:
             return
-        tokens = [*drafts[: count - 1], last]
-        self._drafter.took(tokens, len(drafts), now - self._seen if self._timed else None)
+        tokens = [last]
+        if drafted:
+            tokens = [*Verifier.drafts(reports.brought(), count - 1), last]
+        self._drafter.took(tokens, drafted, now - self._seen if self._timed else None)
         self._seen, self._timed = now, True
-        self._counts.drafted += len(drafts)
+        self._counts.drafted += drafted
         self._counts.accepted += count - 1
         self.done = finished
         for token in tokens:
@@ -121,13 +152,13 @@ class _Run:
             self._request.max_new - len(self.tokens) - 1,
             self._session.max_len - self._request.lengths[0] - len(self.tokens) - 8,
         )
-        if room > 0 and self._drafter.draft(room):
+        if room > 0 and self._drafter.plan(room):
             while self._posted:  # a step is on its way, and drafts go on from its token
                 self.take()
             room = min(room, self._request.max_new - len(self.tokens) - 1)
-            drafts = [] if self.done or room < 1 else self._drafter.draft(room)
-            if drafts:
-                self._verify(drafts)
+            count = 0 if self.done or room < 1 else self._drafter.plan(room)
+            if count:
+                self._verify(count)
                 return
         if self.done:
             return
@@ -136,19 +167,17 @@ class _Run:
             self._timed &= self._session.is_recorded(key)
             self._session.advance(*key)
             self._counts.steps += 1
-            self.post([])
+            self.post(0)
         while len(self._posted) > 1:
             self.take()
         if self._posted and len(self.tokens) + len(self._posted) >= self._request.max_new:
             self.take()
 
-    def _verify(self, drafts: list[int]) -> None:
-        verifier = self._session.verifier
-        known = verifier.recorded(len(drafts), self._way)
+    def _verify(self, count: int) -> None:
         self._seen = time.perf_counter()
-        verifier.run(drafts, self._way)
+        known = self._drafter.queue(count)
         self._counts.verified += 1
-        self.post(drafts)
+        self.post(count)
         self._timed = known
         self.take()
 
@@ -166,8 +195,7 @@ def run_speculative(
     run = _Run(session, request, drafter, streamer, observe, counts or Counts())
     session.fill(request)
     session.step.draw(way_of(request.sampling))
-    session.reports.begin()
-    run.post([])
+    run.post(0)
     run.take()
     while not run.done:
         run.advance()

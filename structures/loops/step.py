@@ -115,6 +115,7 @@ class Step:
     nothing. Steps over the first rows of a state share an arena.
 
     With ``ids [B * T]`` it is the forward of T tokens of every row, from position ``lengths`` on.
+    ``history_static`` is False for a step that follows another one in the same recording.
     """
 
     def __init__(
@@ -125,7 +126,10 @@ class Step:
         state: StaticState,
         arena: Arena,
         ids: torch.Tensor | None = None,
+        *,
+        history_static: bool = True,
     ) -> None:
+        self.history_static = history_static
         self.ids = state.next_ids if ids is None else ids
         self.families, self.sampling, self.decoder, self.state = families, sampling, decoder, state
         self.arena = arena
@@ -266,7 +270,7 @@ def _attend(
         "scaling": spec.scaling,
         "window": spec.window,
         "soft_cap": spec.soft_cap,
-        "history_static": True,
+        "history_static": step.history_static,
         "workspace": arena.scratch(
             ("attention", *shape),
             lambda: attention.workspace(arena.rows, 1, *shape, state.slots, out.device),

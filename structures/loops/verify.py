@@ -6,6 +6,7 @@ and position alone, so the tokens are those of as many plain steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +48,36 @@ class Verifier:
         self._feed[1:].copy_(host, non_blocking=True)
         self._session.replay(("verify", way, width), lambda: self._work(way, width))
         return width
+
+    def run_after(
+        self, drafting: Callable[[torch.Tensor], None], key: str, width: int, way: str
+    ) -> bool:
+        """Queue drafting and verification as one recording; whether it had been recorded.
+
+        ``drafting`` writes ``width - 1`` drafts to the tensor that it gets.
+        """
+
+        def work() -> None:
+            drafting(self._feed[1:width])
+            self._feed[MOST : MOST + width - 1].copy_(self._feed[1:width])
+            self._work(way, width)
+
+        name = (key, way, width)
+        known = self._session.is_recorded(name)
+        self._session.pool.join()
+        self._session.replay(name, work)
+        return known
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The last drafts, for a report to bring along; ``drafts`` reads them there."""
+        return self._feed.view(torch.uint8)
+
+    @staticmethod
+    def drafts(data: torch.Tensor, count: int) -> list[int]:
+        """The first ``count`` drafts in a copy of ``bytes``."""
+        found: list[int] = data.view(torch.int64)[1 : 1 + count].tolist()
+        return found
 
     def recorded(self, drafts: int, way: str) -> bool:
         """Whether a verification of so many drafts has its graph."""

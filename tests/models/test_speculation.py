@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import pytest
@@ -121,7 +123,7 @@ def test_rows_of_a_batch_are_decoded_plainly() -> None:
 
 
 def test_another_draft_is_refused() -> None:
-    with pytest.raises(ValueError, match='draft must be "lookup" or None, got "medusa"|medusa'):
+    with pytest.raises(ValueError, match='draft must be "lookup" or a model, got .medusa.'):
         structures.decode_loop(model("llama"), max_len=64, draft="medusa")
 
 
@@ -206,3 +208,78 @@ def test_the_engine_drafts_for_an_answer_that_is_alone(
             assert tokens(answers[0][one, 0]) == tokens(answers[1][other, 0])
     finally:
         attached.detach()
+
+
+@functools.cache
+def near(name: str) -> Any:
+    """A model that agrees with ``name`` often, not always."""
+    twin = copy.deepcopy(model(name))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in twin.model.layers[1].parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * 0.05 * parameter.abs().mean())
+    return twin
+
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("settings", [{}, SETTINGS[0], SETTINGS[3]])
+def test_drafts_of_a_model_change_nothing(settings: dict[str, Any]) -> None:
+    ids, _ = prompt(1, 20)
+    options = {"max_new_tokens": 60, "eos_token_id": (), **settings}
+    with loop_of("llama") as plain:
+        wanted = plain.generate(ids, **options)
+        draft = copy.deepcopy(near("llama"))
+        loop = structures.decode_loop(model("llama"), max_len=128, draft=draft)
+        for _ in range(2):
+            assert torch.equal(loop.generate(ids, **options), wanted)
+        counts = loop.speculation
+        assert counts.verified > 0
+        assert 0 < counts.accepted <= counts.drafted
+        full = loop.generate(ids, eos_token_id=())
+        assert torch.equal(full, plain.generate(ids, eos_token_id=()))
+        more = loop.generate(full[:, :90], max_new_tokens=9, eos_token_id=(), reuse_prefix=True)
+        assert torch.equal(more, plain.generate(full[:, :90], max_new_tokens=9, eos_token_id=()))
+        assert loop.memory_bytes > plain.memory_bytes
+        loop.reset()
+        assert loop.memory_bytes == 0
+        assert torch.equal(loop.generate(ids, **options), wanted)
+
+
+def test_the_model_itself_as_draft_is_always_right() -> None:
+    ids, _ = prompt(1, 20)
+    options: dict[str, Any] = {"max_new_tokens": 60, "eos_token_id": (), "do_sample": True}
+    with loop_of("llama") as plain:
+        loop = structures.decode_loop(
+            model("llama"), max_len=128, draft=copy.deepcopy(near("llama"))
+        )
+        mine = copy.deepcopy(model("llama"))
+        structures.attach(mine).detach()
+        same = structures.decode_loop(model("llama"), max_len=128, draft=mine)
+        for _ in range(20):
+            same._depth.saw_verified(0, 7, 7)
+        wanted = plain.generate(ids, seed=1, **options)
+        assert torch.equal(same.generate(ids, seed=1, **options), wanted)
+        assert same.speculation.accepted == same.speculation.drafted > 0
+        assert torch.equal(loop.generate(ids, seed=1, **options), wanted)
+
+
+def test_a_draft_that_does_not_pay_stops_and_is_tried_again() -> None:
+    ids, _ = prompt(1, 9)
+    other = copy.deepcopy(model("qwen3"))
+    with loop_of("llama", max_len=512) as plain:
+        wanted = plain.generate(ids, max_new_tokens=400, eos_token_id=())
+        loop = structures.decode_loop(model("llama"), max_len=512, draft=other)
+        assert torch.equal(loop.generate(ids, max_new_tokens=400, eos_token_id=()), wanted)
+        counts = loop.speculation
+    assert 1 < counts.verified < 40
+    assert counts.steps > 300
+
+
+def test_a_draft_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="draft must have the model's 128 ids, got 101"):
+        structures.decode_loop(
+            copy.deepcopy(model("llama")),
+            max_len=64,
+            draft=copy.deepcopy(model("llama three layers, odd sizes")),
+        )

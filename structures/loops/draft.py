@@ -1,0 +1,108 @@
+"""Drafts by a smaller model with the same vocabulary.
+
+Its steps and the verification of what they draft are one recording. It draws by the same settings
+with the same seed at the same positions, so that it says the same wherever it agrees.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .controls import DRAWN, GREEDY, way_of
+from .depth import WIDTHS, Depth
+from .request import Request
+from .session import Session
+from .step import Arena, Step
+
+FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # plain tokens before drafts that did not pay are tried again
+
+
+class DraftModel:
+    """What drafts for the one row of a session, over all its requests."""
+
+    def __init__(self, target: Session, session: Session) -> None:
+        self.target, self.session = target, session
+        self._state = session.state.first(1)
+        arena = Arena(session.decoder.like, 1)
+        self._step: Step = session.make_step(self._state, arena=arena, history_static=False)
+        self._step.controls = session.controls.rows_of(slice(0, 1))
+
+    def begin(self, request: Request) -> None:
+        """The draft model reads the prompt of ``request`` too."""
+        session = self.session
+        session.pool.join()
+        session.state.begin(max_new=session.state.slots, eos=())
+        session.prefill.run(0, request.input_ids[0, -request.lengths[0] :].to(self._device))
+        session.controls.set_row(
+            0,
+            request.sampling,
+            seed=request.sampling.seed_of(0, request.seed),
+            stops=(),
+            prompt=request.seen(0).to(self._device),
+        )
+
+    def catch_up(self, ids: list[int], start: int) -> None:
+        """Keys and values of tokens that plain steps have added."""
+        found = torch.tensor(ids, dtype=torch.int64, device="cpu").to(self._device)
+        self.session.prefill.chunk(0, found, start, last=False)
+
+    def queue(self, count: int, way: str) -> bool:
+        """Draft ``count`` tokens and verify them; whether that had been recorded before."""
+        drawn = GREEDY if way == GREEDY else DRAWN
+        key = f"draft {id(self.session)}"
+
+        def drafting(drafts: torch.Tensor) -> None:
+            mine, theirs = self._state, self.target.state.first(1)
+            for name in ("next_ids", "lengths", "counts"):
+                getattr(mine, name).copy_(getattr(theirs, name))
+            mine.finished.zero_()
+            for index in range(count):
+                self._step.forward()
+                self._step.draw(drawn)
+                drafts[index : index + 1].copy_(mine.next_ids)
+            self._step.forward()  # stores the last draft, should all of them be accepted
+
+        return self.target.verifier.run_after(drafting, key, count + 1, way)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.session.state.tokens.device
+
+
+class FromModel:
+    """A ``Drafter`` of one request."""
+
+    def __init__(self, model: DraftModel, request: Request, depth: Depth) -> None:
+        self._model, self._depth = model, depth
+        self._way = way_of(request.sampling)
+        self._ids: list[int] = next(request.rows()).tolist()
+        self._stored = len(self._ids)  # positions that the draft model has read
+        self._pause, self._waited = FIRST_PAUSE, 0
+        model.begin(request)
+
+    def plan(self, room: int) -> int:
+        """See ``speculate.Drafter``."""
+        count = self._depth.choose(0, room)
+        if count == 0 and room > 0 and self._waited >= self._pause:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            return WIDTHS[0] - 1
+        return count
+
+    def queue(self, count: int) -> bool:
+        """See ``speculate.Drafter``."""
+        missing = self._ids[self._stored : -1]
+        if missing:
+            self._model.catch_up(missing, self._stored)
+        self._waited = 0
+        return self._model.queue(count, self._way)
+
+    def took(self, tokens: list[int], drafted: int, seconds: float | None) -> None:
+        """See ``speculate.Drafter``."""
+        self._ids += tokens
+        if drafted:
+            self._stored = len(self._ids) - 1
+            self._depth.saw_verified(0, drafted, len(tokens) - 1)
+        else:
+            self._waited += 1
+        if seconds is not None:
+            self._depth.took(drafted + 1, seconds)
