@@ -15,6 +15,7 @@ from ..decision import Bound, Decision
 from ..discover import Candidate
 from ..kernels import label
 from ..weights import COPY, PackedCopy, copy_of, refuse_released
+from .check import packed_disproof
 from .choice import Chosen, assign
 from .embedding import bind_embedding
 from .fidelity import Fidelity
@@ -88,7 +89,18 @@ class Packing:
         return take_back
 
     def pack(self, unit: Unit) -> None:
-        """Bring the copies of a unit to its precision; the host's weights then move away."""
+        """Bring the copies of a unit to its precision; the host's weights then move away.
+
+        A unit whose copies the numbers do not prove gets the host's own precision.
+        """
+        wrong = self._pack(unit)
+        if wrong is not None:
+            unit.reason = f"not {unit.precision}: {wrong}"
+            unit.precision = "bf16"
+            self._pack(unit)
+
+    def _pack(self, unit: Unit) -> str | None:
+        """Make or remove the copies of a unit; why one of them is not to be trusted, if so."""
         for leaf in unit.leaves:
             parameter = leaf.parameter
             existing = copy_of(parameter)
@@ -98,8 +110,14 @@ class Packing:
             elif existing is None or existing.precision != unit.precision:
                 parameter.__dict__.pop(COPY, None)  # before its successor, for the memory
                 del existing
-                parameter.__dict__[COPY] = self._copy(unit, leaf)
+                made = self._copy(unit, leaf)
+                for run in made.runs:
+                    wrong = packed_disproof(run, parameter.dtype)
+                    if wrong is not None:
+                        return f"{leaf.path}: {wrong}"
+                parameter.__dict__[COPY] = made
                 self.hosts.move(parameter)
+        return None
 
     def _copy(self, unit: Unit, leaf: Leaf) -> PackedCopy:
         importance = self.importance.get(unit.name)
@@ -189,6 +207,12 @@ class Packing:
         lines += [*self.notes, *(f"promoted: {step}" for step in self.promotions)]
         return lines + [self._price(unit) for unit in self.units if unit.name in self.prices]
 
+    def _loss(self, units: Sequence[Unit]) -> str:
+        """What a region's quantised weights cost, where it was measured."""
+        costs = [self.prices.get(unit.name, {}).get(unit.precision) for unit in units]
+        known = [cost for cost in costs if cost is not None]
+        return f"; quantised for {sum(known):.1e} of cosine" if known else ""
+
     def _price(self, unit: Unit) -> str:
         """Loss of cosine and bytes of one unit in every precision."""
         costs = {**self.prices[unit.name], "bf16": 0.0}
@@ -207,7 +231,10 @@ class Packing:
                 own = [u for u in units if u.regions[0] == row.path]  # bytes that are shared, once
                 size = sum(unit.packed_bytes for unit in own if unit.quantised)
                 text = described(units, row.precision)
-                return replace(row, precision=text, packed_bytes=size, kernels=kernels)
+                reason = row.reason + self._loss(own)
+                return replace(
+                    row, precision=text, packed_bytes=size, kernels=kernels, reason=reason
+                )
             return row
         for unit in self.quantised:
             if row.path in dict(unit.embeddings):

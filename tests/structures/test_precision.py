@@ -12,7 +12,8 @@ from torch import nn
 
 from flash_rt import structures
 from flash_rt.structures import products
-from flash_rt.structures.precision.formats import QUANTISED
+from flash_rt.structures.precision import check
+from flash_rt.structures.precision.formats import QUANTISED, packer, unpack
 from flash_rt.structures.weights import COPY, copy_of
 
 NAMES = ("llama", "qwen3", "gemma3", "gpt2")
@@ -120,3 +121,37 @@ def rounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     if scale is None:
         scale = x.abs().amax(-1, keepdim=True) / 448.0
     return (x / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() * scale
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_is_proven_by_its_product(
+    precision: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = (zoo.draw(200, 90) * 0.1).to(dtype)
+    packed = packer(precision)(weight)
+    assert check.packed_disproof(packed, dtype) is None
+    monkeypatch.setattr(check, "_PART_ELEMENTS", 128 * 90)  # in parts, the second one of 72 rows
+    assert check.packed_disproof(packed, dtype) is None
+
+    def otherwise(part: Any, dtype: torch.dtype) -> torch.Tensor:
+        return unpack(part, dtype) * (1.0 if part.shape[0] == 128 else 1.1)
+
+    monkeypatch.setattr(check, "unpack", otherwise)
+    assert "numbers: error" in str(check.packed_disproof(packed, dtype))
+
+
+def test_a_copy_that_is_not_proven_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    prove = check.packed_disproof
+
+    def doubtful(packed: Any, dtype: torch.dtype) -> str | None:
+        return "numbers: too far" if packed.shape == (64, 96) else prove(packed, dtype)
+
+    monkeypatch.setattr("flash_rt.structures.precision.packing.packed_disproof", doubtful)
+    model = zoo.make("llama")
+    plan = structures.attach(model, precision="int8", min_cosine=None)
+    rows = {row.path: row for row in structures.explain(plan)}
+    assert rows["model.layers.0"].precision == "int8, down_proj fp32"
+    assert "down_proj: bf16, not int8: " in str(structures.explain(plan))
+    assert copy_of(model.model.layers[0].mlp.down_proj.weight) is None
+    plan.detach()
