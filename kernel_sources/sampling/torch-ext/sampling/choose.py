@@ -41,15 +41,15 @@ def adjusted(
     """Logits ``[R, V]`` after bias, penalties, and bans, in this order."""
     scores = logits.float()
     size = scores.shape[-1]
-    if controls.bias_ids is not None:
+    if controls.bias_ids is not None and bool((controls.bias_ids >= 0).any()):
         scores = scores + _scattered(controls.bias_ids, controls.bias_values, size)
-    if controls.occurrences is not None:
+    if controls.occurrences is not None and _is_penalised(controls):
         scores = _penalised(scores, controls)
-    if controls.allowed is not None:
+    if controls.allowed is not None and not bool((controls.allowed == -1).all()):
         index = torch.arange(size, device=scores.device)
         word = controls.allowed[:, index // 32]
         scores = torch.where((word >> (index % 32)) & 1 == 1, scores, -torch.inf)
-    if controls.min_new is not None:
+    if controls.min_new is not None and bool((counts < controls.min_new).any()):
         too_early = (counts < controls.min_new)[:, None]
         eos = eos.expand(scores.shape[0], eos.shape[-1])
         inside = (eos >= 0) & (eos < size)
@@ -64,10 +64,19 @@ def _scattered(ids: torch.Tensor, values: torch.Tensor, size: int) -> torch.Tens
     bias = values.new_zeros(ids.shape[0], size + 1)
     inside = (ids >= 0) & (ids < size)
     target = torch.where(inside, ids, size)
-    for column in range(ids.shape[1]):
+    for column in inside.any(0).nonzero().flatten().tolist():
         place = target[:, column : column + 1]
         bias.scatter_(1, place, bias.gather(1, place) + values[:, column : column + 1])
     return bias[:, :size]
+
+
+def _is_penalised(controls: Controls) -> bool:
+    neutral = (
+        (controls.repetition_penalty, 1),
+        (controls.presence_penalty, 0),
+        (controls.frequency_penalty, 0),
+    )
+    return any(values is not None and bool((values != value).any()) for values, value in neutral)
 
 
 def _penalised(scores: torch.Tensor, controls: Controls) -> torch.Tensor:
@@ -104,17 +113,17 @@ def kept(scores: torch.Tensor, controls: Controls) -> torch.Tensor:
     """
     stays = torch.ones_like(scores, dtype=torch.bool)
     highest = scores.amax(-1, keepdim=True)
-    masses = noise.mass(torch.where(highest.isfinite(), scores - highest, -torch.inf))
     if controls.top_k is not None:
-        active = (controls.top_k > 0) & (controls.top_k < scores.shape[-1])
+        top_k = controls.top_k.long()
+        active = (top_k > 0) & (top_k < scores.shape[-1])
         if bool(active.any()):
-            stays &= _above(scores, torch.ones_like(masses), controls.top_k.double(), active)
+            last = torch.where(active, top_k, 1)[:, None] - 1
+            ordered = scores.topk(int(last.max()) + 1).values
+            stays &= (scores >= ordered.gather(-1, last)) | ~active[:, None]
     if controls.top_p is not None:
         active = controls.top_p < 1
         if bool(active.any()):
-            masses = torch.where(stays, masses, 0)
-            target = controls.top_p.double() * masses.sum(-1).double()
-            stays &= _above(scores, masses, target, active)
+            stays &= _nucleus(torch.where(stays, scores, -torch.inf), controls.top_p, active)
     if controls.min_p is not None:
         lowest = controls.min_p.clamp(min=torch.finfo(torch.float32).tiny)
         enough = scores - highest >= noise.log(lowest)[:, None].clamp(max=0)
@@ -122,26 +131,46 @@ def kept(scores: torch.Tensor, controls: Controls) -> torch.Tensor:
     return stays
 
 
-def _above(
-    scores: torch.Tensor, weights: torch.Tensor, target: torch.Tensor, active: torch.Tensor
-) -> torch.Tensor:
-    """Tokens for which the weights of all higher scores sum to less than ``target``; the highest
-    stay in any case. All True in rows that are not active."""
-    ordered, order = scores.sort(-1, descending=True)
-    sums = weights.gather(-1, order).cumsum(-1)
-    before = (sums - weights.gather(-1, order)).double()
+def masses_of(scores: torch.Tensor) -> torch.Tensor:
+    """int64 ``[R, V]``: probabilities over that of the highest score; 0 where none is finite."""
+    highest = scores.amax(-1, keepdim=True)
+    return noise.mass(torch.where(highest.isfinite(), scores - highest, -torch.inf))
+
+
+def _nucleus(scores: torch.Tensor, top_p: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """Tokens for which the mass of all higher scores is less than ``top_p`` of all mass; the
+    highest stay in any case. All True in rows that are not active."""
+    most = int((scores > -torch.inf).sum(-1).max().clamp(min=1))
+    ordered = scores.topk(most).values
+    masses = masses_of(ordered)
+    sums = masses.cumsum(-1)
+    target = top_p.double() * sums[:, -1].double()
+    before = (sums - masses).double()
     last = ((before < target[:, None]).sum(-1, keepdim=True) - 1).clamp(min=0)
     return (scores >= ordered.gather(-1, last)) | ~active[:, None]
 
 
-def drawn(scores: torch.Tensor, stays: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def drawn(
+    scores: torch.Tensor,
+    stays: torch.Tensor,
+    controls: Controls,
+    positions: torch.Tensor,
+    purpose: int,
+) -> torch.Tensor:
     """Gumbel-max: index ``[R]`` of the largest of score plus noise among those that stay.
 
     It is a draw from softmax(scores) over them (Gumbel 1954; Maddison, Tarlow and Minka 2014,
     arXiv:1411.0030), and needs no sum. A NaN or an infinite score decides as in `argmax`.
     """
     decided = ~scores.amax(-1, keepdim=True).isfinite()
-    noisy = torch.where(stays, scores + noise.gumbel(bits), -torch.inf)
+    if 4 * int(stays.sum()) < stays.numel():  # few: the words of these alone
+        row, index = stays.nonzero(as_tuple=True)
+        bits = noise.words_at(controls.seed[row], positions[row], index, purpose)
+        noisy = torch.full_like(scores, -torch.inf)
+        noisy[row, index] = scores[row, index] + noise.gumbel(bits)
+    else:
+        bits = noise.random_bits(controls.seed, positions, scores.shape[-1], purpose)
+        noisy = torch.where(stays, scores + noise.gumbel(bits), -torch.inf)
     return largest(torch.where(decided, scores, noisy))
 
 
@@ -169,8 +198,8 @@ def chosen(
     if bool(greedy.all()):
         return largest(scores)
     hot = tempered(scores, controls)
-    bits = noise.random_bits(controls.seed, positions.long(), hot.shape[-1], noise.DRAW)
-    return torch.where(greedy, largest(scores), drawn(hot, kept(hot, controls), bits))
+    sampled = drawn(hot, kept(hot, controls), controls, positions.long(), noise.DRAW)
+    return torch.where(greedy, largest(scores), sampled) if bool(greedy.any()) else sampled
 
 
 def by_rejection(
@@ -186,16 +215,14 @@ def by_rejection(
     p is softmax(scores) over what stays, q is ``draft_probs [R, V]``. Where nothing is left of
     p - q, which only rounding can bring about, the id is ``otherwise``.
     """
-    highest = scores.amax(-1, keepdim=True)
-    finite = torch.where(highest.isfinite(), scores - highest, -torch.inf)
-    masses = torch.where(kept(scores, controls), noise.mass(finite), 0)
+    masses = torch.where(kept(scores, controls), masses_of(scores), 0)
     p = masses.float() / masses.sum(-1, keepdim=True).float()
     place = draft.clamp(0, scores.shape[-1] - 1)[:, None]
     bits = noise.random_bits(controls.seed, positions, 1, noise.ACCEPT)
     accepted = noise.uniform(bits) * draft_probs.gather(-1, place) < p.gather(-1, place)
     left = p - draft_probs
-    bits = noise.random_bits(controls.seed, positions, scores.shape[-1], noise.RESIDUAL)
-    tiny = torch.finfo(torch.float32).tiny
-    noisy = torch.where(left > 0, noise.log(left.clamp(min=tiny)) + noise.gumbel(bits), -torch.inf)
-    redrawn = torch.where((left > 0).any(-1), largest(noisy), otherwise)
+    remains = left > 0
+    logs = noise.log(left.clamp(min=torch.finfo(torch.float32).tiny))
+    redrawn = drawn(logs, remains, controls, positions, noise.RESIDUAL)
+    redrawn = torch.where(remains.any(-1), redrawn, otherwise)
     return torch.where(accepted[:, 0], draft, redrawn)

@@ -69,6 +69,15 @@ def random_bits(
     return torch.stack(words, -1).flatten(1)[:, :size]
 
 
+def words_at(
+    seed: torch.Tensor, position: torch.Tensor, index: torch.Tensor, purpose: int
+) -> torch.Tensor:
+    """Word ``index`` of a row with this seed and position, as in :func:`random_bits`; ``[N]``."""
+    nothing = torch.zeros_like(index)
+    words = philox((index // 4, position & _WORD, nothing + purpose, nothing), seed)
+    return torch.stack(words).gather(0, (index % 4)[None])[0]
+
+
 def uniform(bits: torch.Tensor) -> torch.Tensor:
     """fp32 in (0, 1): ``(bits + 1/2) / 2**32``, at most ``1 - 2**-24``; fine-grained near 0."""
     value = (bits.float() + 0.5) * 2.0**-32
