@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
   }
   uint64_t key = Reduce(reduce_scratch).Reduce(draw.best.key(), cuda::maximum<uint64_t>{});
   if (threadIdx.x == 0) memory.keys[slot] = key;
-  if (!is_last_block(memory.counters + kDrawCounter, args.num_slots, is_last)) return;
+  if (!is_last_block(memory.counter, args.num_slots, is_last)) return;
 
   Candidates candidates{memory, cache, __ldcg(&memory.state->list_size)};
   candidates.fill();

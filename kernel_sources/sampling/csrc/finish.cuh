@@ -56,8 +56,7 @@ __device__ __forceinline__ void finish_row(const SampleArgs& args, uint32_t row,
   }
   const uint32_t sequence = row / args.places;
   memory.state->chosen = index;
-  uint32_t* counter =
-      row_memory(args.workspace, args.vocab, sequence * args.places).counters + kSequenceCounter;
+  uint32_t* counter = row_memory(args.workspace, args.vocab, sequence * args.places).place_counter;
   const uint32_t last = args.places - 1;
   if (count_in(counter, last) == last) accept(args, sequence);
 }

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
     results.sum[slot] = sum;
   }
   if (args.top_n > 0) highest_of_slot(keys, args.top_n, results.top + slot * args.top_n);
-  if (!is_last_block(memory.counters + kScoreCounter, args.num_slots, is_last)) return;
+  if (!is_last_block(memory.counter, args.num_slots, is_last)) return;
 
   uint32_t ordered = 0;
   for (int i = threadIdx.x; i < args.num_slots; i += kThreads) {

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) total_kernel(const __grid_constant__
     atomicAdd(reinterpret_cast<unsigned long long*>(&memory.state->total),
               static_cast<unsigned long long>(sum));
   }
-  if (!is_last_block(memory.counters + kTotalCounter, args.num_slots, is_last)) return;
+  if (!is_last_block(memory.counter, args.num_slots, is_last)) return;
   if (threadIdx.x != 0) return;
 
   const uint32_t draft_row = row - sequence;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   uint64_t key = Reduce(scratch).Reduce(best.key(), cuda::maximum<uint64_t>{});
   if (threadIdx.x == 0) memory.keys[slot] = key;
-  if (!is_last_block(memory.counters + kResidualCounter, args.num_slots, is_last)) return;
+  if (!is_last_block(memory.counter, args.num_slots, is_last)) return;
   key = threadIdx.x < args.num_slots ? __ldcg(&memory.keys[threadIdx.x]) : 0;
   key = Reduce(scratch).Reduce(key, cuda::maximum<uint64_t>{});
   if (threadIdx.x != 0) return;

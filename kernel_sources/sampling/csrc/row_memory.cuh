@@ -24,23 +24,15 @@ struct RowState {
 };
 static_assert(sizeof(RowState) <= kRowStateBytes, "state of a row");
 
-enum Counter {
-  kScoreCounter,
-  kThresholdCounter,
-  kDrawCounter,
-  kTotalCounter,
-  kResidualCounter,
-  kSequenceCounter
-};
-
 struct RowMemory {
   RowState* state;
-  uint64_t* keys;       // [kMaxSlots]
-  uint64_t* bin_mass;   // [kBins]
-  uint32_t* bin_count;  // [kBins]
-  float* scores;        // [vocab], padded to 32
-  uint32_t* list;       // [vocab]
-  uint32_t* counters;
+  uint64_t* keys;           // [kMaxSlots]
+  uint64_t* bin_mass;       // [kBins]
+  uint32_t* bin_count;      // [kBins]
+  float* scores;            // [vocab], padded to 32
+  uint32_t* list;           // [vocab]
+  uint32_t* counter;        // of the blocks that are done; 0 between kernels
+  uint32_t* place_counter;  // of the places of a sequence that are done, in its first row
 };
 
 __device__ __forceinline__ RowMemory row_memory(const SampleWorkspace& workspace, int vocab,
@@ -48,12 +40,14 @@ __device__ __forceinline__ RowMemory row_memory(const SampleWorkspace& workspace
   char* memory = workspace.end - (int64_t{row} + 1) * workspace.row_bytes;
   RowMemory result;
   result.state = reinterpret_cast<RowState*>(memory);
-  result.keys = reinterpret_cast<uint64_t*>(memory + kRowStateBytes);
-  result.bin_mass = result.keys + kMaxSlots;
+  result.bin_mass = reinterpret_cast<uint64_t*>(memory + kRowStateBytes);
   result.bin_count = reinterpret_cast<uint32_t*>(result.bin_mass + kBins);
   result.scores = reinterpret_cast<float*>(result.bin_count + kBins);
   result.list = reinterpret_cast<uint32_t*>(result.scores + (vocab + 31) / 32 * 32);
-  result.counters = reinterpret_cast<uint32_t*>(workspace.start) + int64_t{row} * kCounters;
+  char* start = workspace.start + int64_t{row} * kWorkspaceBytesPerRow;
+  result.counter = reinterpret_cast<uint32_t*>(start);
+  result.place_counter = result.counter + 1;
+  result.keys = reinterpret_cast<uint64_t*>(start) + 1;
   return result;
 }
 

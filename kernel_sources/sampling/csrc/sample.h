@@ -37,22 +37,23 @@ struct Settings {  // of each sequence, in device memory; null: off
   const uint32_t* allowed;  // [num_rows, ceil(vocab / 32)]
 };
 
-// Counters at its start, kCounters for each row, and the memory of each row from its end downwards:
-// a call of fewer or smaller rows leaves the counters zero.
+// At its start what an argmax needs, kWorkspaceBytesPerRow for each row (see sampling.h): a
+// counter, in whose upper half the places of a sequence are counted, and the keys of the slots.
+// From its end downwards the memory of each row. So a call of fewer or smaller rows, also an
+// argmax, leaves the counters zero.
 struct SampleWorkspace {
   char* start;  // 16-byte aligned; zero before its first use
   char* end;    // 16-byte aligned
   int64_t row_bytes;
 };
 
-inline constexpr int kCounters = 8;
 inline constexpr int kRowStateBytes = 128;
 
 inline SampleWorkspace sample_workspace(void* memory, int64_t bytes, int vocab) {
   const int64_t padded = (static_cast<int64_t>(vocab) + 31) / 32 * 32;
   char* start = static_cast<char*>(memory);
   return {start, start + (bytes & ~int64_t{15}),
-          kRowStateBytes + kMaxSlots * 8 + kBins * (8 + 4) + padded * (4 + 4)};
+          kRowStateBytes + kBins * (8 + 4) + padded * (4 + 4)};
 }
 
 struct SampleArgs {

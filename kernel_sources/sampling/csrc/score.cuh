@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
   uint64_t key = Reduce(scratch).Reduce(best.key(), cuda::maximum<uint64_t>{});
   if (threadIdx.x == 0) memory.keys[slot] = key;
-  if (!is_last_block(memory.counters + kScoreCounter, args.num_slots, is_last)) return;
+  if (!is_last_block(memory.counter, args.num_slots, is_last)) return;
 
   key = threadIdx.x < args.num_slots ? __ldcg(&memory.keys[threadIdx.x]) : 0;
   key = Reduce(scratch).Reduce(key, cuda::maximum<uint64_t>{});

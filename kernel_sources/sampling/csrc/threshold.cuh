@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
     packed = load_round(memory.scores, start, end, args.vocab, true);
     add_round(memory, settings, start, end, packed, histogram);
   }
-  if (is_last_block(memory.counters + kThresholdCounter, args.num_slots, is_last)) {
+  if (is_last_block(memory.counter, args.num_slots, is_last)) {
     find_bins(memory, settings);
   }
 }

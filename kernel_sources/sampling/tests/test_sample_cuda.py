@@ -182,5 +182,6 @@ def test_a_workspace_serves_smaller_calls_of_every_kind(sampling, cuda):
         given = settings | dict(occurrences=table, workspace=scratch)
         sampling.sample_step(logits, *once, *stops, pad_id=-1, **given)
         best = sampling.logprobs(logits, ids, top_n=2, workspace=scratch)[1]
+        wrong += (sampling.argmax(logits, workspace=scratch) != best[:, 0]).sum()
         wrong += (once[4] != ids).sum() + (best != top).sum()
     assert wrong.item() == 0

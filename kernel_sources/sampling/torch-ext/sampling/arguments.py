@@ -11,10 +11,9 @@ MAX_SAMPLED_VOCAB = 2**22
 
 # As in csrc/sampling.h. A counter and at most 128 keys, 8 bytes each, for an argmax.
 WORKSPACE_BYTES_PER_ROW = (1 + 128) * 8
-# As in csrc/sample.h, for a draw: counters; and a state, 128 keys, a histogram of 2048 counts and
-# masses, and two words for each logit. The memory ends on a multiple of 16 bytes.
-COUNTER_BYTES_PER_ROW = 8 * 4
-DRAW_BYTES_PER_ROW = 128 + 128 * 8 + 2048 * (4 + 8)
+# As in csrc/sample.h, for a draw besides: a state, a histogram of 2048 counts and masses, and two
+# words for each logit.
+DRAW_BYTES_PER_ROW = 128 + 2048 * (4 + 8)
 DRAW_BYTES_PER_LOGIT = 4 + 4
 
 
@@ -24,8 +23,8 @@ def argmax_bytes(rows: int, size: int) -> int:
 
 def sample_bytes(rows: int, size: int) -> int:
     padded = (size + 31) // 32 * 32
-    row = COUNTER_BYTES_PER_ROW + DRAW_BYTES_PER_ROW + DRAW_BYTES_PER_LOGIT * padded
-    return rows * row
+    start = (argmax_bytes(rows, size) + 15) // 16 * 16
+    return start + rows * (DRAW_BYTES_PER_ROW + DRAW_BYTES_PER_LOGIT * padded)
 
 
 def check_logits(op, logits, dtypes=DTYPES, largest=2**30, power="2**30"):

@@ -13,9 +13,9 @@ def sample_workspace(B: int, V: int, device: torch.device | str) -> torch.Tensor
     """Scratch memory for :func:`sample_step` of ``B`` rows of ``V`` logits, or for
     :func:`accept_drafts` and :func:`logprobs` of ``B`` rows in all (``B * T`` of them).
 
-    About 8 bytes a logit. It serves any number of calls in one stream's order, captured or not, of
-    these sizes or smaller ones, and each leaves it ready for the next; calls that may overlap need
-    one each.
+    About 8 bytes a logit. It serves :func:`argmax` and :func:`greedy_step` as well, and any number
+    of calls in one stream's order, captured or not, of these sizes or smaller ones; each leaves it
+    ready for the next. Calls that may overlap need one each.
 
     Returns:
         Zeros, uint8 ``[bytes]`` on ``device``.
