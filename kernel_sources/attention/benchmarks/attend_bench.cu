@@ -141,9 +141,6 @@ struct Call {
     p.scaling = 1.0f / std::sqrt(static_cast<float>(c.dim));
     p.soft_cap = c.soft_cap;
     p.history_static = true;
-    p.max_cluster = flashrt::kMostClusterBlocks;
-    p.max_crowd = flashrt::kMostCrowd;
-    p.max_ring = flashrt::kMostRingSlots;
     p.rows = {1e-6f, c.dim, c.interleaved, false, false, true};
   }
 
@@ -395,7 +392,7 @@ void time_config(const Config& config) {
   std::printf("%-14s %5d %5d %d |", config.name, config.slots, config.length, config.tokens);
   for (const bool clusters : {true, false}) {
     for (const bool history_static : {true, false}) {
-      call.params.max_cluster = clusters ? flashrt::kMostClusterBlocks : 1;
+      call.params.max_cluster = clusters ? 0 : 1;
       call.params.history_static = history_static;
       const double alone = timer.alone();
       const double both = time_graph(timer.count, [&](int i, cudaStream_t stream) {

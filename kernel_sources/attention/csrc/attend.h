@@ -28,8 +28,6 @@ struct SharedOffsets {
 // Strides count elements; the last dim of every tensor is contiguous. Rows of q, k and out start on
 // multiples of two elements, rows of v and the caches on 16-byte boundaries.
 constexpr int kMostClusterBlocks = 8;
-constexpr int kMostCrowd = 1;
-constexpr int kMostRingSlots = 4;
 
 struct AttendParams {
   const void* q;  // [B, T, H, D]
@@ -59,9 +57,10 @@ struct AttendParams {
   float scaling;
   float soft_cap;  // 0 without
   bool history_static;
-  int max_cluster;  // blocks of a cluster, at most: 8, 4, 2, or 1 for none
-  int max_crowd;    // blocks per multiprocessor, at most
-  int max_ring;     // slots of the ring in shared memory, at most
+  // The launcher's choice is at most this; 0 leaves it to itself.
+  int max_cluster;  // blocks of a cluster: 8, 4, 2, or 1 for none
+  int max_crowd;    // blocks per multiprocessor: 1 or 2
+  int max_ring;     // slots of the ring in shared memory
   RowSettings rows;
   // Filled in by the launcher.
   bool use_clusters;

@@ -12,6 +12,7 @@ namespace flashrt {
 constexpr int kMaxSharedWithoutOptIn = 48 * 1024;
 constexpr int kReservedShared = 1024;  // that the system takes of a block's shared memory
 constexpr int kStaticShared = 64;      // at most, of attend_kernel
+constexpr int kRingSlots = 4;
 
 // Launch in clusters of `cluster_blocks` (1: none), dependent launch allowed where the device knows
 // how.
@@ -66,30 +67,39 @@ struct Plan {
   int ring_slots, levels, shared_bytes;
   SharedOffsets layout;
   bool fits;
+  bool waits;  // the grid needs two blocks on a multiprocessor, and they do not fit
+
+  // Without clusters: an FP8 split is so few bytes that one block cannot work on them as fast as
+  // they come.
+  static int most_blocks(const DeviceLimits& device, const AttendParams& p) {
+    const int crowd = p.max_crowd > 0 ? p.max_crowd : kIsFp8<C> ? 2 : 1;
+    return device.multiprocessors * (D <= 128 ? crowd : 1);
+  }
 
   Plan(const DeviceLimits& device, const AttendParams& p, int row_tiles, int lanes, int cluster) {
     const int rows = std::min(p.tokens * (p.heads / p.kv_heads), kMaxRows);
     const int splits = most_splits(p.slots, p.window, p.tokens);
     const bool clusters = cluster > 1;
     unit = cluster;
-    units =
-        clusters ? 1 : std::max(1, std::min(p.max_crowd * device.multiprocessors / lanes, splits));
+    units = clusters ? 1 : std::max(1, std::min(most_blocks(device, p) / lanes, splits));
     const int blocks = units * unit;
     const int step = splits_per_block((splits - 2 + blocks) / blocks, clusters);
     levels = levels_of(splits, blocks, clusters, p.window > 0);
     // Half a multiprocessor's memory where the grid needs two blocks on one, and for clusters,
     // which are not on all multiprocessors and find one sooner.
-    const int limit =
-        blocks * lanes <= device.multiprocessors && !clusters
-            ? device.block_shared
-            : std::min(device.block_shared, device.multiprocessor_shared / 2 - kReservedShared);
-    ring_slots = std::min(p.max_ring, 2 * (splits <= blocks ? 1 : std::min(splits, 2 * step)));
+    const int half =
+        std::min(device.block_shared, device.multiprocessor_shared / 2 - kReservedShared);
+    const bool is_crowded = blocks * lanes > device.multiprocessors;
+    const int limit = is_crowded || clusters ? half : device.block_shared;
+    ring_slots = std::min(p.max_ring > 0 ? p.max_ring : kRingSlots,
+                          2 * (splits <= blocks ? 1 : std::min(splits, 2 * step)));
     do {
       layout = SharedLayout<C, D>(ring_slots, levels, row_tiles, p.tokens, clusters ? rows : 0);
       shared_bytes = layout.total;
     } while (shared_bytes + kStaticShared > (ring_slots > 2 ? limit : device.block_shared) &&
              --ring_slots > 0);
     fits = ring_slots > 0;
+    waits = is_crowded && shared_bytes + kStaticShared > half;
   }
 };
 
@@ -112,12 +122,17 @@ cudaError_t attend_dim(AttendParams params, cudaStream_t stream) {
   const bool has_clusters = device.major >= 9 && function.ptxVersion >= 90;
   // Clusters lie within one part of a device, whose size need not be a multiple of theirs; large
   // blocks, of which a multiprocessor takes one, may find only half of the places.
-  const int places =
-      D <= 128 ? params.max_crowd * device.multiprocessors : device.multiprocessors / 2;
+  const int places = D <= 128 ? std::max(params.max_crowd, 1) * device.multiprocessors
+                              : device.multiprocessors / 2;
+  const int most = params.max_cluster > 0 ? params.max_cluster : kMostClusterBlocks;
   const int cluster = choose_cluster(most_splits(params.slots, params.window, params.tokens), lanes,
-                                     places, has_clusters ? params.max_cluster : 1);
+                                     places, has_clusters ? most : 1);
   Plan<C, D> plan(device, params, params.row_tiles, lanes, cluster);
   if (!plan.fits && cluster > 1) plan = Plan<C, D>(device, params, params.row_tiles, lanes, 1);
+  if (plan.waits && plan.unit == 1) {
+    params.max_crowd = 1;
+    plan = Plan<C, D>(device, params, params.row_tiles, lanes, 1);
+  }
   if (!plan.fits) return cudaErrorInvalidValue;
   params.use_clusters = plan.unit > 1;
   params.ring_slots = plan.ring_slots;

@@ -59,6 +59,24 @@ def test_bits_of_a_row_are_its_own(attention, cuda, settings, lengths, tokens, s
     assert_bitwise(attention.attend(**(arguments | moved)), together[order])
 
 
+@pytest.mark.parametrize("dim,window", [(128, None), (64, 300)])
+@pytest.mark.parametrize("batch", [1, 2, 4, 8])
+@pytest.mark.parametrize("slots", [1024, 2048, 4096])
+def test_bits_do_not_depend_on_how_blocks_share(attention, cuda, batch, slots, dim, window):
+    """Batches of 8 key heads take clusters of 8, 4 and 2 blocks, and blocks without clusters."""
+    lengths = (1023, 300, 0, 900, 640, 127, 1, 511)[:batch]
+    case = cases.Case(
+        lengths=lengths, slots=slots, dim=dim, heads=32, kv_heads=8, norm="head", window=window
+    )
+    arguments = cases.inputs(case, torch.bfloat16, cuda)
+    together = attention.attend(**arguments)
+    cases.assert_no_nan(together)
+    for b in range(batch):
+        for alone_slots in (None, 32768):
+            alone = one_row(attention, arguments, b, 0, slots=alone_slots)
+            assert_bitwise(alone, together[b : b + 1])
+
+
 @pytest.mark.parametrize("history_static", [False, True])
 @pytest.mark.parametrize("length", [100, 3000])
 def test_replay_equals_eager(attention, cuda, length, history_static):

@@ -136,9 +136,6 @@ void attend(const Tensor q_given, const Tensor k_given, const Tensor v_given, Te
   params.scaling = static_cast<float>(scaling);
   params.soft_cap = static_cast<float>(soft_cap);
   params.history_static = history_static;
-  params.max_cluster = kMostClusterBlocks;
-  params.max_crowd = kMostCrowd;
-  params.max_ring = kMostRingSlots;
   params.rows = row_settings(q, cos, norm_eps, norm_zero_centered, norm_over_all, interleaved);
   const bool bf16 = q.scalar_type() == ScalarType::BFloat16, fp8 = is_fp8(k_cache);
   const auto launcher =
