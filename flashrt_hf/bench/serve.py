@@ -66,6 +66,7 @@ def main(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     arguments = [
         *(options.model, "--name", options.model, "--device", options.device),
         *("--dtype", options.dtype, "--precision", options.precision, "--api-key", KEY),
+        *("--min-cosine", "0"),
         *("--max-len", str(options.cache), "--no-prefix-reuse", "--max-body", "0.1"),
     ]
     with server_process(arguments) as server:
@@ -114,7 +115,7 @@ def bare_loop(
     from ..server.stand_in import stand_in_tokenizer
 
     model = load_host(options.model, device=device, dtype=DTYPES[options.dtype])
-    plan = structures.attach(model, model.forward, precision=options.precision)
+    plan = structures.attach(model, model.forward, precision=options.precision, min_cosine=None)
     loop = structures.decode_loop(model, max_len=options.cache)
     tokenizer = stand_in_tokenizer(models.config(options.model).vocab_size)
     rates, firsts, texts = [], [], []

@@ -35,6 +35,13 @@ def command(
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=DTYPE_HELP)] = "",
     precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
+    min_cosine: Annotated[
+        float, typer.Option(help="fidelity that a precision must keep; 0 asks for none")
+    ] = 0.999,
+    kv_cache: Annotated[str, typer.Option(help="fp8, or the model's own")] = "",
+    draft: Annotated[
+        str, typer.Option(help="lookup: guess from the prompt while one answer runs alone")
+    ] = "",
     revision: Annotated[str, typer.Option(help="branch, tag or commit on the Hub")] = "",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="run Python files of the checkpoint")
@@ -87,11 +94,12 @@ def command(
             model,
             name=config.name,
             max_len=max_len or None,
-            slots=slots,
+            engine={"slots": slots, "draft": draft or None, "kv_cache": kv_cache or None},
             pooling=pooling or None,
             device=place,
             dtype=kind,
             precision=precision,
+            min_cosine=min_cosine or None,
             revision=revision or None,
             trust_remote_code=trust_remote_code,
         )

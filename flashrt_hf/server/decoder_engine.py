@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ class DecoderEngine:
 
     def __init__(self, engine: SlotEngine) -> None:
         self._engine = engine
-        self._counts: Counter[str] = Counter()
 
     @property
     def slots(self) -> int:
@@ -51,9 +49,8 @@ class DecoderEngine:
     def cancel(self, handle: Hashable, index: int | None = None) -> None:
         """End a request, or one answer of it."""
         assert isinstance(handle, Handle)
-        if index is None or handle.request.n == 1:
-            self._engine.cancel(handle)
+        self._engine.cancel(handle, index)
 
     def counters(self) -> Mapping[str, float]:
-        """Nothing of its own yet."""
-        return self._counts
+        """Graphs recorded; nothing falls back here."""
+        return {"graph_captures": self._engine.graphs_recorded, "fallbacks": 0}

@@ -87,7 +87,7 @@ class HostEngine:
 
     def counters(self) -> Mapping[str, float]:
         """Every request is a fallback."""
-        return {"fallbacks": self._requests}
+        return {"graph_captures": 0, "fallbacks": self._requests}
 
 
 @dataclasses.dataclass(eq=False)

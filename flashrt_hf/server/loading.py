@@ -12,7 +12,6 @@ from typing import Any
 from flash_rt import structures
 from flash_rt.structures.binding import PLAN
 from flash_rt.structures.explain import COLUMNS
-from flash_rt.structures.loops.engine import MAX_SLOTS
 
 from .decoder_engine import DecoderEngine
 from .embeddings import Encoder
@@ -37,7 +36,7 @@ def text_model(
     name: str,
     processor: Any = None,
     max_len: int | None = None,
-    slots: int = MAX_SLOTS,
+    **options: Any,
 ) -> Served:
     """Serve a model that generates text, attached to FlashRT or not yet.
 
@@ -47,10 +46,10 @@ def text_model(
         name: what requests call it.
         processor: of a vision-language model.
         max_len: most tokens of prompt and answer; None takes the model's limit, at most 8192.
-        slots: most answers at a time, 1 to 8.
+        options: further ones of ``structures.decode_engine``: ``slots`` and others.
 
     Raises:
-        ValueError: the tokenizer is a slow one, or a size is out of range.
+        ValueError: the tokenizer is a slow one, or an option is out of range.
         LoopRefused: the device has no memory for the cache.
     """
     text = model.config.get_text_config()
@@ -62,13 +61,12 @@ def text_model(
         stop_ids=_stop_ids(generation, tokenizer),
         vocabulary=model.get_input_embeddings().weight.shape[0],
     )
-    engine = _engine(model, processor, length, slots)
     return Served(
         name=name,
         plan=plan_reader(model),
         max_len=length,
         codec=codec,
-        engine=engine,
+        engine=_engine(model, processor, length, options),
         template=ChatTemplate(tokenizer if processor is None else processor),
         defaults=Defaults.of(generation),
         vision=None if processor is None else ProcessorVision(processor),
@@ -85,16 +83,24 @@ def encoder_model(model: Any, tokenizer: Any, *, name: str, pooling: str) -> Ser
     return Served(name=name, plan=plan_reader(model), max_len=encoder.max_len, embedder=encoder)
 
 
-def _engine(model: Any, processor: Any, max_len: int, slots: int) -> Engine:
+def _engine(model: Any, processor: Any, max_len: int, options: dict[str, Any]) -> Engine:
     if processor is not None:
         reason = "images run through the model's own generate"
     else:
         try:
-            return DecoderEngine(structures.decode_engine(model, max_len=max_len, slots=slots))
+            engine = structures.decode_engine(model, max_len=max_len, **options)
         except ValueError as error:
             if not hasattr(model, "generate") or "cannot run on the loop" not in str(error):
                 raise
             reason = str(error)
+        else:
+            if next(model.parameters()).is_cuda:
+                log.info("recording the steps of every number of answers")
+                engine.warm_up()
+            return DecoderEngine(engine)
+    given = [name for name, value in options.items() if name != "slots" and value is not None]
+    if given:
+        raise ValueError(f"serve: {', '.join(given)} needs the decode loop, but {reason}")
     log.warning("requests run one at a time on the host's generate: %s", reason)
     return HostEngine(model, max_len=max_len, reason=reason)
 

@@ -22,7 +22,7 @@ def load(
     *,
     name: str,
     max_len: int | None,
-    slots: int,
+    engine: dict[str, Any],
     pooling: str | None,
     device: torch.device,
     dtype: torch.dtype | None,
@@ -33,7 +33,8 @@ def load(
     Args:
         model: see ``load_handle``; a benchmark model gets a stand-in for a tokenizer.
         name: what requests call it.
-        max_len, slots: see ``text_model``.
+        max_len: see ``text_model``.
+        engine: options of ``structures.decode_engine``.
         pooling: of an encoder; None follows the checkpoint.
         device, dtype: see ``load_handle``.
         options: further ones of ``load_model``: ``precision``, ``revision`` and others.
@@ -56,7 +57,7 @@ def load(
         name=name,
         processor=processor,
         max_len=max_len,
-        slots=slots,
+        **engine,
     )
 
 

@@ -240,7 +240,7 @@ class Worker:
     def _ended(self, work: TextWork, index: int) -> None:
         work.left.discard(index)
         if not work.left:
-            self._cancel(work.handle)  # answers that an engine cannot end one by one
+            del self._running[work.handle]
             self._seconds += 0.1 * (time.monotonic() - work.started - self._seconds)
 
     def _internal(self, error: BaseException) -> ApiError:

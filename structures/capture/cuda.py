@@ -28,6 +28,7 @@ class CudaPool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
+        self.recorded = 0
         self.renew()
         self._index: int = device.index
         self._last_raw: int | None = None
@@ -140,6 +141,7 @@ class CudaBackend:
             _close(graph, pool)
             raise CaptureError(f"record: the step cannot be recorded: {error}") from error
         pool.graphs.add(graph)
+        pool.recorded += 1
         return graph
 
 

@@ -33,7 +33,12 @@ class Pool(Protocol):
 
     What a graph produces stays valid until the next record or replay in the same pool. Clone what
     must live longer.
+
+    Attributes:
+        recorded: graphs recorded into the pool so far, released ones too.
     """
+
+    recorded: int
 
     def join(self) -> None:
         """Order the current stream after the last replay in this pool, whichever stream ran it.

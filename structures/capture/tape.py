@@ -183,6 +183,7 @@ class TapePool:
 
     def __init__(self) -> None:
         self.graphs: WeakSet[TapeGraph] = WeakSet()
+        self.recorded = 0
 
     def join(self) -> None:
         """Nothing to order: the CPU has one stream."""
@@ -245,6 +246,7 @@ class TapeBackend:
                 ) from error
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 pool.poison(keep=())
+        pool.recorded += 1
         return graph
 
 

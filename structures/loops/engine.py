@@ -135,6 +135,11 @@ class Engine:
         """Answers that have no slot yet."""
         return len(self._inbox) + len(self._waiting)
 
+    @property
+    def graphs_recorded(self) -> int:
+        """Graphs recorded for the cache that is in use now."""
+        return 0 if self._session is None else self._session.pool.recorded
+
     def step(self) -> list[TokenEvent]:
         """Advance every sequence by a token, and the next prompt by a chunk.
 

@@ -174,6 +174,16 @@ def test_embeddings_of_a_decoder_are_refused(client):
         client.embeddings.create(model="tiny", input="x")
 
 
+def test_metrics_of_the_engine(running, client):
+    import httpx
+
+    client.chat.completions.create(messages=HELLO, max_tokens=3, **GREEDY)
+    lines = httpx.get(f"{running.url}/metrics").text.splitlines()
+    found = {line.split()[0]: float(line.split()[1]) for line in lines if line[0] != "#"}
+    assert found["flashrt_graph_captures_total"] >= 1
+    assert found["flashrt_fallbacks_total"] == 0
+
+
 def test_plan_is_explain_as_json(running):
     import httpx
 

@@ -20,7 +20,7 @@ from flash_rt.flashrt_hf.server.loading import pooling_of
 
 
 def load(folder, **options):
-    options = {"max_len": None, "slots": 8, "pooling": None, "dtype": None, **options}
+    options = {"max_len": None, "engine": {}, "pooling": None, "dtype": None, **options}
     return source.load(str(folder), name="tiny", device=torch.device("cpu"), **options)
 
 
