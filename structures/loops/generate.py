@@ -4,7 +4,8 @@ Overridden is ``_sample``, behind which transformers' own ``generate`` has alrea
 processors, stopping criteria and streamer. A request whose processors are settings of a step (see
 ``processors``) replays whole steps, and its stopping criteria look on from one step behind. With
 processors of other kinds these run between replays of the forward, and the choice after them.
-Everything else is the host's own ``_sample``, and ``explain`` says why.
+Everything else is the host's own ``_sample``, and ``explain`` says why. So is overridden what
+transformers calls for ``prompt_lookup_num_tokens``, whose drafts the loop finds and verifies.
 """
 
 from __future__ import annotations
@@ -23,19 +24,23 @@ from ..catalogue.spec import NotThisForm
 from ..kernels import KernelUnavailable
 from ..plan import Plan
 from .cache import EOS_SLOTS
+from .controls import way_of
 from .decode import MAX_BATCH
 from .decoder import DecoderSpec, read_decoder
+from .depth import Depth
 from .processors import read_processors
 from .request import Request, draw_seed, padded_on_the_left
 from .run import run_steps
 from .sampling import Sampling
 from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
+from .speculate import FromLookup, LookupDrafter, run_speculative
 
 CACHES = ("past_key_values", "cache")
 READ = (
     *("attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"),
     "tokenizer",  # of stop strings, which are a criterion by now
 )
+OF_ASSISTANTS = ("assistant_model", "assistant_tokenizer", "inputs_tensor")
 LENGTH_STEP = 1024  # a coarse step, so that a longer request seldom needs a new session
 
 _own_cache: ContextVar[bool] = ContextVar("flashrt_own_cache", default=False)
@@ -61,6 +66,7 @@ class GenerateDoor:
     between: int = 0
     hosted: Counter[str] = field(default_factory=Counter)
     sessions: Sessions | None = None
+    depth: Depth = field(default_factory=Depth)
 
     def lines(self) -> list[str]:
         """For explain."""
@@ -95,8 +101,8 @@ class _Call:
     draws: bool
     watched: bool
 
-    def run(self, session: Session, streamer: Any) -> torch.Tensor:
-        """All new tokens, int64 ``[B, new]``."""
+    def run(self, session: Session, streamer: Any, depth: Depth) -> torch.Tensor:
+        """All new tokens, int64 ``[B, new]``; ``depth`` says how many drafts pay."""
         if not self.whole_steps:
             return run_between(
                 session,
@@ -107,7 +113,11 @@ class _Call:
                 draws=self.draws,
             )
         observe = _Criteria(self.request, self.criteria) if self.watched else None
-        return run_steps(session, self.request, streamer, observe=observe)
+        if not self.request.drafts:
+            return run_steps(session, self.request, streamer, observe=observe)
+        lookup = LookupDrafter(next(self.request.rows()).tolist(), depth)
+        drafter = FromLookup(session, way_of(self.request.sampling), lookup)
+        return run_speculative(session, self.request, drafter, streamer, observe=observe)
 
 
 class _Criteria:
@@ -159,7 +169,26 @@ def open_door(plan: Plan, model: nn.Module, binder: Binder) -> GenerateDoor | No
             current.hosted[str(reason)] += 1
             return host._sample(self, *args, **kwargs)
 
-    binder.override(model, "generate", generate=generate, _sample=_sample)
+    def _assisted_decoding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found: Plan | None = vars(self).get(PLAN)
+        current = None if found is None else found.generation
+        config = kwargs.get("generation_config")
+        wanted = getattr(config, "prompt_lookup_num_tokens", None)
+        others = kwargs.get("assistant_model") is not None
+        if current is None or args[1:] or others or not wanted:
+            return host._assisted_decoding(self, *args, **kwargs)
+        given = {name: value for name, value in kwargs.items() if name not in OF_ASSISTANTS}
+        given["lookup"] = True
+        try:
+            return current_sample(current, self, *args, **given)
+        except HostOnly as reason:
+            current.hosted[str(reason)] += 1
+            return host._assisted_decoding(self, *args, **kwargs)
+
+    overrides: dict[str, Any] = {"generate": generate, "_sample": _sample}
+    if callable(getattr(model, "_assisted_decoding", None)):
+        overrides["_assisted_decoding"] = _assisted_decoding
+    binder.override(model, "generate", **overrides)
     return door
 
 
@@ -172,9 +201,13 @@ def current_sample(
     generation_config: Any,
     synced_gpus: bool = False,
     streamer: Any = None,
+    lookup: bool = False,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """``_sample`` on the loop; raises ``HostOnly`` before anything has run or been streamed."""
+    """``_sample`` on the loop; raises ``HostOnly`` before anything has run or been streamed.
+
+    With ``lookup`` a request of one row gets drafts from its own text.
+    """
     if synced_gpus:
         raise HostOnly("synced_gpus is set")
     if model.training:
@@ -189,6 +222,7 @@ def current_sample(
     call = _read(
         *(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs),
         vocabulary=vocabulary,
+        lookup=lookup,
     )
     length = input_ids.shape[1] + call.request.max_new
     length = -(-length // LENGTH_STEP) * LENGTH_STEP
@@ -197,7 +231,7 @@ def current_sample(
             plain_tensors(input_ids.device),
             door.sessions.use(call.request.batch, length) as session,
         ):
-            new = call.run(session, streamer)
+            new = call.run(session, streamer, door.depth)
     except (LoopRefused, NotThisForm) as reason:
         raise HostOnly(str(reason)) from None
     except BaseException:
@@ -221,6 +255,7 @@ def _read(
     model_kwargs: dict[str, Any],
     *,
     vocabulary: int,
+    lookup: bool,
 ) -> _Call:
     """What transformers asks of ``_sample``, as a request of the loop."""
     if config.return_dict_in_generate:
@@ -261,6 +296,7 @@ def _read(
         seed=draw_seed() if sampling is not None and config.do_sample else 0,
         whole_rows=True,
         pads_rows=_stops_rows(criteria),
+        drafts=lookup and input_ids.shape[0] == 1,
     )
     own = {"MaxLengthCriteria", "EosTokenCriteria"}
     return _Call(

@@ -55,6 +55,15 @@ def test_long_prompts(name: str, width: int, monkeypatch: pytest.MonkeyPatch) ->
         assert torch.equal(loop.generate(ids, max_new_tokens=6), wanted)
 
 
+def test_a_cache_of_the_longest_prompts_and_a_prompt_of_several_chunks() -> None:
+    ids, mask = prompt(1, 4500)
+    wanted = host("qwen3", ids, mask, max_new_tokens=4)
+    with loop_of("qwen3", max_len=2**18) as loop:
+        assert torch.equal(loop.generate(ids, max_new_tokens=4), wanted)
+        [session] = loop._sessions._kept.values()
+        assert len(session.prefill._graphs) == 0  # long prompts record nothing
+
+
 def test_a_long_prompt_that_fails_leaves_short_ones_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flash_rt.structures.loops.prefill.CHUNK", 200)
     layers, failing = prefill.Prefill._layers, []

@@ -283,3 +283,38 @@ def test_a_draft_of_another_vocabulary_is_refused() -> None:
             max_len=64,
             draft=copy.deepcopy(model("llama three layers, odd sizes")),
         )
+
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True, "temperature": 0.3}])
+def test_generate_with_prompt_lookup_runs_on_the_loop(settings: dict[str, Any]) -> None:
+    ids = repetitive(40)
+    mask = torch.ones_like(ids)
+    plan = structures.attach(model("llama"))
+    try:
+        torch.manual_seed(1)
+        wanted = host("llama", ids, mask, max_new_tokens=40, **settings)
+        torch.manual_seed(1)
+        lookup = {"prompt_lookup_num_tokens": 5}
+        streamer = Recorder()
+        found = host("llama", ids, mask, max_new_tokens=40, streamer=streamer, **lookup, **settings)
+        assert plan.generation.looped == 2
+        between = host("llama", ids, mask, max_new_tokens=9, no_repeat_ngram_size=3, **lookup)
+        assert plan.generation.between == 1
+        assert between.shape == (1, 49)
+    finally:
+        plan.detach()
+    assert torch.equal(found, wanted)
+    assert streamer.ended == 1 and streamer.puts[1:] == [[i] for i in found[0, 40:].tolist()]
+
+
+def test_generate_with_an_assistant_is_the_hosts() -> None:
+    ids, mask = prompt(1, 9)
+    wanted = host("llama", ids, mask, max_new_tokens=12)
+    plan = structures.attach(model("llama"))
+    try:
+        options = {"assistant_model": near("llama"), "max_new_tokens": 12}
+        assert torch.equal(host("llama", ids, mask, **options), wanted)
+        assert plan.generation.looped == 0
+    finally:
+        plan.detach()
