@@ -31,6 +31,10 @@ def command(
         int | None, typer.Option(help="of the draws; default: another each time")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer")] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="lookup: repeats of the text are drafted, the answer is the same"),
+    ] = None,
     precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
     min_cosine: Annotated[
         float, typer.Option(min=0, max=1, help="floor of its fidelity; 0 measures nothing")
@@ -56,6 +60,7 @@ def command(
             precision=precision,
             min_cosine=min_cosine or None,
             max_len=max_len or None,
+            draft=draft,
             revision=revision,
             trust_remote_code=trust_remote_code,
         )

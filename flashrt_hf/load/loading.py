@@ -48,6 +48,7 @@ def load_model(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     max_len: int | None = None,
+    draft: Any = None,
     attach: bool = True,
     gguf_file: str | None = None,
     revision: str | None = None,
@@ -76,6 +77,7 @@ def load_model(
             on a GPU and fp32 on a CPU).
         max_len: most positions of prompt and answer together; None takes the model's limit, and
             lets the cache grow with the requests.
+        draft: ``"lookup"`` or a smaller model that drafts tokens, see ``structures.decode_loop``.
         attach: False leaves the host as it is, so that ``structures.attach(handle)`` can come
             later, or never.
         gguf_file: the file to read in a folder or repository that has several.
@@ -141,7 +143,9 @@ def load_model(
                 tokenizer = load_tokenizer(source, remote_code=trust_remote_code)
             if processor is None:
                 processor = load_processor(source, remote_code=trust_remote_code)
-    handle = _handle(host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len)
+    handle = _handle(
+        host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len, draft=draft
+    )
     if attach:
         structures.attach(
             handle,
@@ -237,18 +241,29 @@ def _refuse_beside_module(hub: Hub, **options: Any) -> None:
 
 
 def _handle(
-    host: nn.Module, *, name: str, tokenizer: Any, processor: Any, max_len: int | None
+    host: nn.Module,
+    *,
+    name: str,
+    tokenizer: Any,
+    processor: Any,
+    max_len: int | None,
+    draft: Any,
 ) -> Handle:
     """The kind of handle that a model can be used through."""
     generates = getattr(host, "can_generate", None)
     if not (callable(generates) and generates()):
-        if max_len is not None:
-            raise ValueError(f"{WHERE}: max_len is for models that generate text, got {max_len}")
+        for option, value in (("max_len", max_len), ("draft", draft)):
+            if value is not None:
+                raise ValueError(
+                    f"{WHERE}: {option} is for models that generate text, got {value!r}"
+                )
         return ModuleHandle(host, name=name, tokenizer=tokenizer, processor=processor)
     kind = VisionLanguageHandle if takes_images(host) else TextHandle
     if tokenizer is None:
         tokenizer = getattr(processor, "tokenizer", None)
-    return kind(host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len)
+    return kind(
+        host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len, draft=draft
+    )
 
 
 def takes_images(host: nn.Module) -> bool:

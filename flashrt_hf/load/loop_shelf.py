@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from torch import nn
 
@@ -13,9 +14,14 @@ KEPT = 2  # a conversation, and a batch beside it
 
 
 class LoopShelf:
-    """At most ``KEPT`` loops, one for each number of rows."""
+    """At most ``KEPT`` loops, one for each number of rows.
 
-    def __init__(self) -> None:
+    Args:
+        draft: see ``structures.decode_loop``.
+    """
+
+    def __init__(self, draft: Any = None) -> None:
+        self._draft = draft
         self._loops: dict[int, structures.DecodeLoop] = {}
         self._making = threading.Lock()
 
@@ -37,7 +43,10 @@ class LoopShelf:
                 grown = max(DEFAULT_LEN, 1 << (needed - 1).bit_length())
                 loop = None  # its cache is free before the next one is made
                 loop = structures.decode_loop(
-                    model, max_len=max_len or min(limit or grown, grown), batch_size=rows
+                    model,
+                    max_len=max_len or min(limit or grown, grown),
+                    batch_size=rows,
+                    draft=self._draft,
                 )
             self._loops[rows] = loop
             for other in list(self._loops)[:-KEPT]:

@@ -43,10 +43,11 @@ class TextHandle(Handle):
         tokenizer: Any = None,
         processor: Any = None,
         max_len: int | None = None,
+        draft: Any = None,
     ) -> None:
         super().__init__(model, name=name, tokenizer=tokenizer, processor=processor)
         self.max_len = max_len
-        self._shelf = LoopShelf()
+        self._shelf = LoopShelf(draft)
 
     def predict(
         self,
@@ -60,6 +61,9 @@ class TextHandle(Handle):
         **options: Any,
     ) -> str:
         """The model's answer.
+
+        The next turn of a conversation, messages that go on from the last answer, computes its new
+        tokens only.
 
         Args:
             prompt: messages (``{"role": ..., "content": ...}``), or a text. A text is one message
@@ -173,7 +177,7 @@ class TextHandle(Handle):
     ) -> None:
         given = sampling.read(where, options)
         with contextlib.suppress(AnswerDone):
-            self._generate(where, inputs, max_new, given, answer, {})
+            self._generate(where, inputs, max_new, given, answer, {}, reuse=True)
 
     def _pieces(
         self,
@@ -210,6 +214,8 @@ class TextHandle(Handle):
         options: dict[str, Any],
         streamer: Any,
         rest: dict[str, Any],
+        *,
+        reuse: bool = False,
     ) -> torch.Tensor:
         """On the loop where it can be, else by the model's own ``generate``."""
         ids = inputs["input_ids"]
@@ -227,7 +233,13 @@ class TextHandle(Handle):
                 )
                 mask = inputs["attention_mask"]
                 return loop.generate(
-                    ids, mask, max_new_tokens=max_new, streamer=streamer, **rest, **options
+                    ids,
+                    mask,
+                    max_new_tokens=max_new,
+                    reuse_prefix=reuse,
+                    streamer=streamer,
+                    **rest,
+                    **options,
                 )
             told = sampling.for_host(where, options, why=refusal)
             given = {k: _on(self.device, v) for k, v in inputs.items() if v is not None}

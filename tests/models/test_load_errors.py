@@ -321,6 +321,11 @@ def test_options_of_files_beside_a_module(options: Any) -> None:
         load(torch.nn.Linear(4, 4).eval(), **options)
 
 
+def test_drafts_are_for_text() -> None:
+    with pytest.raises(ValueError, match="draft is for models that generate text, got 'lookup'"):
+        load(torch.nn.Linear(4, 4).eval(), draft="lookup")
+
+
 def test_max_len_is_for_text() -> None:
     with pytest.raises(ValueError, match="max_len is for models that generate text, got 64"):
         load(torch.nn.Linear(4, 4).eval(), max_len=64)

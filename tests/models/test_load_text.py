@@ -116,6 +116,43 @@ def test_stop_strings_end_the_answer_and_are_left_out(handle: Any, where: str) -
     assert "".join(found) == answer[: answer.index(stop)]
 
 
+def test_the_next_turn_goes_on_from_the_last(folder: Path) -> None:
+    """Also where the last answer was cut at a stop string, or its stream was closed."""
+    with flash_rt.load_model(folder, device="cpu", progress=False) as fresh:
+        answer = fresh.predict("Why?", max_new_tokens=30)
+    stop = answer[9:11]
+
+    def turn(handle: Any, said: str) -> str:
+        chat = [
+            {"role": "user", "content": "Why?"},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": "How?"},
+        ]
+        return str(handle.predict(chat, max_new_tokens=12))
+
+    with flash_rt.load_model(folder, device="cpu", progress=False) as handle:
+        said = handle.predict("Why?", max_new_tokens=30, stop=stop)
+        with flash_rt.load_model(folder, device="cpu", progress=False) as cold:
+            wanted = turn(cold, said)
+        assert turn(handle, said) == wanted
+        assert turn(handle, said) == wanted
+        stream = handle.stream("Why?", max_new_tokens=30)
+        next(stream)
+        stream.close()
+        assert turn(handle, said) == wanted
+
+
+def test_drafts_change_no_answer(folder: Path) -> None:
+    text = "abcabcabcabc"
+    with flash_rt.load_model(folder, device="cpu", progress=False) as plain:
+        wanted = plain.predict(text, max_new_tokens=40, raw=True)
+        drawn = plain.predict(text, max_new_tokens=40, raw=True, top_k=3, seed=4)
+    with flash_rt.load_model(folder, device="cpu", draft="lookup", progress=False) as handle:
+        assert handle.predict(text, max_new_tokens=40, raw=True) == wanted
+        assert handle.predict(text, max_new_tokens=40, raw=True, top_k=3, seed=4) == drawn
+        assert handle._shelf._loops[1].speculation.steps > 0
+
+
 def test_generate_continues_token_ids(handle: Any) -> None:
     ids = torch.tensor([[72, 105, 33], [0, 80, 81]])
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
