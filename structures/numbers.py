@@ -17,6 +17,7 @@ from .cost import measure
 from .decision import Cost, Measured
 from .discover import Candidate
 from .lending import lent
+from .progress import watched
 from .prove import PROBE_ERRORS, SEED, Disproof, tensors_of
 from .region import Region
 
@@ -45,7 +46,7 @@ def numbers(
     """Verdicts by path, on ``device``; one synchronisation for the whole plan."""
     verdicts: dict[str, Verdict] = {}
     rows: dict[str, torch.Tensor] = {}
-    for candidate in candidates:
+    for candidate in watched(candidates, "Proving regions"):
         path = candidate.region.path
         try:
             with lent(candidate.region.module, device):

@@ -147,13 +147,11 @@ def load_model(
         host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len, draft=draft
     )
     if attach:
-        structures.attach(
-            handle,
-            precision=precision,
-            kv_cache=kv_cache,
-            device=place,
-            **{**quantising, "calibration": token_ids(calibration, tokenizer)},
-        )
+        quantising["calibration"] = token_ids(calibration, tokenizer)
+        with progress_bars(progress):
+            structures.attach(
+                handle, precision=precision, kv_cache=kv_cache, device=place, **quantising
+            )
     return handle
 
 

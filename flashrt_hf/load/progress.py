@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from flash_rt.structures.progress import watching
 
 
 @contextmanager
 def progress_bars(shown: bool) -> Iterator[None]:
-    """Let transformers and huggingface_hub draw their bars on standard error, or hide them.
+    """Let transformers, huggingface_hub and attach draw bars on standard error, or hide them.
 
     Bars that the user has turned off stay off; the libraries' switches are put back afterwards.
     """
@@ -20,8 +23,14 @@ def progress_bars(shown: bool) -> Iterator[None]:
     if not shown:
         logging.disable_progress_bar()
         disable_progress_bars()
+
+    def bar(items: Sequence[Any], what: str) -> Iterable[Any]:
+        made: Iterable[Any] = logging.tqdm(items, desc=what)  # nothing where bars are off
+        return made
+
     try:
-        yield
+        with watching(bar):
+            yield
     finally:
         if not shown:
             if loading:

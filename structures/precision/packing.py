@@ -14,6 +14,7 @@ from ..binding import Binder, host_class
 from ..decision import Bound, Decision
 from ..discover import Candidate
 from ..kernels import label
+from ..progress import watched
 from ..weights import COPY, PackedCopy, copy_of, refuse_released
 from .check import packed_disproof
 from .choice import Chosen, assign
@@ -136,7 +137,7 @@ class Packing:
 
     def pack_all(self) -> None:
         """Bring every unit to its precision."""
-        for unit in self.units:
+        for unit in watched(self.units, "Packing weights"):
             self.pack(unit)
 
     def bind(self, model: nn.Module, binder: Binder) -> None:

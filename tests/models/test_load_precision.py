@@ -8,6 +8,8 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from transformers.utils import logging
 
 import flash_rt
 from flash_rt import structures
@@ -111,6 +113,17 @@ def test_caches_in_fp8(folder: Path) -> None:
     with load(folder, max_len=64) as handle:
         handle.generate(ids, max_new_tokens=9, eos_token_id=())
         assert small < handle._shelf._loops[1].memory_bytes
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_bars_show_what_takes_long(
+    folder: Path, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(folder, precision="int8", min_cosine=None, progress=shown).close()
+    bars = capsys.readouterr().err
+    assert logging.is_progress_bar_enabled() and not are_progress_bars_disabled()
+    for what in ("Loading weights", "Proving regions", "Packing weights"):
+        assert (f"{what}: 100%" in bars) is shown
 
 
 def test_patterns(folder: Path) -> None:
