@@ -82,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
         "--cases",
         nargs="+",
         default=["1024:512", "32768:512", "16896:16384"],
-        metavar="CACHE:LIVE",
-        help="cache and live lengths of the part context; default %(default)s",
+        metavar="CACHE:LIVE[:fp8]",
+        help="cache and live lengths of the part context, its cache in fp8; default %(default)s",
     )
     add(
         "--rows", type=int, default=4, help="rows of the parts rows and engine; default %(default)s"

@@ -1,13 +1,14 @@
 """Part ``context``: what the length of the cache and the number of live tokens cost.
 
-Every case is a cache length and a live length: the prompt fills the cache up to half the new tokens
-below the live length, so that the mean live length of the timed steps is the one named.
+Every case is a cache length and a live length, with ``fp8`` where keys and values are stored so.
+The prompt fills the cache up to half the new tokens below the live length, so that the mean live
+length of the timed steps is the one named.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from . import timing
 from .decode import inter_token_ms
@@ -17,25 +18,31 @@ from .session import Session, say
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """``cache_tokens:live_tokens``."""
+    """``cache_tokens:live_tokens``, or ``cache_tokens:live_tokens:fp8``."""
 
     cache_tokens: int
     live_tokens: int
+    kv_cache: Literal["fp8"] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Read ``CACHE:LIVE``.
+        """Read ``CACHE:LIVE`` or ``CACHE:LIVE:fp8``.
 
         Raises:
-            ValueError: the text is not two numbers, or the live length does not fit the cache.
+            ValueError: the text is neither, or the live length does not fit the cache.
         """
-        cache, _, live = text.partition(":")
-        if not (cache.isdigit() and live.isdigit()) or int(live) > int(cache):
-            raise ValueError(f"bench: case must be CACHE:LIVE with LIVE <= CACHE, got {text!r}")
-        return cls(int(cache), int(live))
+        cache, _, rest = text.partition(":")
+        live, _, kv_cache = rest.partition(":")
+        numbers = cache.isdigit() and live.isdigit() and int(live) <= int(cache)
+        if not numbers or (text.count(":") > 1 and kv_cache != "fp8"):
+            raise ValueError(
+                f"bench: case must be CACHE:LIVE or CACHE:LIVE:fp8 with LIVE <= CACHE, got {text!r}"
+            )
+        return cls(int(cache), int(live), "fp8" if kv_cache else None)
 
     def __str__(self) -> str:
-        return f"{self.cache_tokens}:{self.live_tokens}"
+        parts = (self.cache_tokens, self.live_tokens, self.kv_cache)
+        return ":".join(str(part) for part in parts if part is not None)
 
 
 def run(session: Session) -> dict[str, Any]:
@@ -53,7 +60,9 @@ def run(session: Session) -> dict[str, Any]:
                 raise ValueError(
                     f"bench: case {case} must leave room for half of {options.new} new tokens"
                 )
-            runner = FlashRTRunner(session.model, cache_tokens=case.cache_tokens)
+            runner = FlashRTRunner(
+                session.model, cache_tokens=case.cache_tokens, kv_cache=case.kv_cache
+            )
             say(f"context {case}: warming up")
             runner.generate(prompt, options.new)
             measures[str(case)] = inter_token_ms(runner, prompt, options.new, session.device)
@@ -71,7 +80,17 @@ def run(session: Session) -> dict[str, Any]:
             tokens_per_s=1e3 / found.median_ms,
             values_ms=list(found.values_ms),
             ratio_to_first=found.median_ms / first,
-            bytes_per_s=session.traffic.step_bytes(case.live_tokens) / found.median_ms * 1e3,
+            kv_cache=case.kv_cache,
+            bytes_per_s=_step_bytes(session, case) / found.median_ms * 1e3,
         )
         say(f"context {case}: {found.median_ms:.3f} ms/token")
     return dict(new_tokens=options.new, cases=result)
+
+
+def _step_bytes(session: Session, case: Case) -> float:
+    """Weights and live rows of the cache, in the bytes that they are stored in."""
+    weights, whole = session.traffic.weight_bytes, session.traffic.step_bytes(case.live_tokens)
+    if case.kv_cache is None:
+        return whole
+    size: int = next(session.model.parameters()).element_size()
+    return weights + (whole - weights) / size

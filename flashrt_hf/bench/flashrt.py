@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -27,12 +27,20 @@ class FlashRTRunner:
     """``structures.decode_loop`` behind the interface of the peers."""
 
     def __init__(
-        self, model: PreTrainedModel, *, cache_tokens: int, rows: int = 1, name: str = "flashrt"
+        self,
+        model: PreTrainedModel,
+        *,
+        cache_tokens: int,
+        rows: int = 1,
+        name: str = "flashrt",
+        kv_cache: Literal["fp8"] | None = None,
     ) -> None:
         from flash_rt import structures
 
         self.name = name
-        self.loop = structures.decode_loop(model, max_len=cache_tokens, batch_size=rows)
+        self.loop = structures.decode_loop(
+            model, max_len=cache_tokens, batch_size=rows, kv_cache=kv_cache
+        )
 
     def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
         """See ``peers.Runner.generate``."""

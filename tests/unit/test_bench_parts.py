@@ -79,14 +79,17 @@ def test_decode_of_a_wrong_model_stops_at_the_gate(tmp_path, monkeypatch):
 
 
 def test_context(tmp_path):
-    found = run(tmp_path, "context", *SMALL, *FAST, "--cases", "64:32", "256:32")
+    found = run(tmp_path, "context", *SMALL, *FAST, "--cases", "64:32", "256:32", "64:32:fp8")
     cases = found["parts"]["context"]["cases"]
-    assert list(cases) == ["64:32", "256:32"]
+    assert list(cases) == ["64:32", "256:32", "64:32:fp8"]
+    assert [case["kv_cache"] for case in cases.values()] == [None, None, "fp8"]
     assert cases["64:32"]["ratio_to_first"] == 1.0
     assert cases["256:32"]["cache_tokens"] == 256
 
 
-@pytest.mark.parametrize("text", ["64", "64:", "a:b", "64:65"])
+@pytest.mark.parametrize(
+    "text", ["64", "64:", "a:b", "64:65", "64:32:", "64:32:int8", "64:32:fp8:fp8"]
+)
 def test_a_wrong_case_is_refused(text):
     with pytest.raises(ValueError, match="case must be CACHE:LIVE"):
         context.Case.parse(text)
