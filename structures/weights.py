@@ -180,6 +180,11 @@ def copy_of(parameter: torch.Tensor) -> PackedCopy | None:
     return found
 
 
+def stored_as(parameter: torch.Tensor) -> str | None:
+    """Format of a weight that has no other form than its packed one; None for every other."""
+    return None if COPY in vars(parameter) else getattr(copy_of(parameter), "precision", None)
+
+
 class Copies:
     """The packed copies that the parameters of ``model`` have now."""
 

@@ -2,6 +2,7 @@
 
 A linear layer whose weight is a ``PackedTensor`` stays an ``nn.Linear``: products and embedding
 look-ups read the packed form, and every other operation gets its values, rounded to its dtype.
+Moved, or cast to another floating-point dtype, it stays packed.
 ``structures`` finds the packed form where it finds packed copies, so bound regions read it too.
 """
 
@@ -19,6 +20,8 @@ from flash_rt.structures.precision.formats import unpack
 from flash_rt.structures.weights import COPY, ROW_GROUP, PackedCopy, PackedWeight
 
 _aten = torch.ops.aten
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class AdoptedCopy(PackedCopy):
@@ -132,6 +135,8 @@ class PackedTensor(torch.Tensor):
         kwargs = kwargs or {}
         if func is F.linear:
             return _linear(*args, **kwargs)
+        if func == _SET_DATA:
+            return _replace(*args)
         if func is F.embedding:
             found = _embedding(*args, **kwargs)
             if found is not None:
@@ -152,9 +157,10 @@ class PackedTensor(torch.Tensor):
             return args[0]._with(lambda tensor: tensor)
         if func is _aten.clone.default and isinstance(args[0], PackedTensor):
             return args[0]._with(torch.clone)
-        if func is _aten._to_copy.default and kwargs.get("dtype") in (None, args[0].dtype):
+        dtype = kwargs.get("dtype") or args[0].dtype if args else None
+        if func is _aten._to_copy.default and dtype in FLOATS:
             place = kwargs.get("device") or args[0].device
-            return args[0]._with(lambda tensor: tensor.to(place, copy=True))
+            return args[0]._with(lambda tensor: tensor.to(place, copy=True), dtype)
         if func._schema.is_mutable:
             written = _written(func, args, kwargs)
             if written:
@@ -165,12 +171,12 @@ class PackedTensor(torch.Tensor):
         plain = tree_map_only(PackedTensor, PackedTensor.dequantize, (tuple(args), kwargs))
         return func(*plain[0], **plain[1])
 
-    def _with(self, change: Any) -> PackedTensor:
-        """The same weight with every stored tensor changed."""
+    def _with(self, change: Any, dtype: torch.dtype | None = None) -> PackedTensor:
+        """The same weight with every stored tensor changed, perhaps rounded to another dtype."""
         data, scale = change(self.packed.data), change(self.packed.scale)
         packed = packed_weight(data, scale, self.packed.shape)
         scale_in = None if self.input_scale is None else change(self.input_scale)
-        return PackedTensor(packed, self.dtype, scale_in)
+        return PackedTensor(packed, dtype or self.dtype, scale_in)
 
 
 setattr(PackedTensor, COPY, _Packed())
@@ -218,11 +224,29 @@ def _rebuild(
     return torch.nn.Parameter(made, requires_grad=False) if kept else made
 
 
+def _replace(target: torch.Tensor, value: Any) -> None:
+    """``target.data = value``, as modules do to move and to cast their parameters.
+
+    Raises:
+        RuntimeError: one of them is packed and the other is not.
+    """
+    if not isinstance(target, PackedTensor) or not isinstance(value, PackedTensor):
+        raise RuntimeError(
+            "data: a quantised weight must be replaced by a quantised weight, got "
+            f"{type(value).__name__} for {type(target).__name__}"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        target.data = value
+    target.packed, target.input_scale, target.adopted = value.packed, value.input_scale, None
+
+
 def _linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``F.linear`` where some operand is packed."""
-    if not isinstance(weight, PackedTensor) or isinstance(input, PackedTensor):
+    # The kernels have no fp32 on a GPU; torch's own product of the values has.
+    wide = input.dtype == torch.float32 and input.is_cuda
+    if not isinstance(weight, PackedTensor) or isinstance(input, PackedTensor) or wide:
         dense = [t.dequantize() if isinstance(t, PackedTensor) else t for t in (input, weight)]
         return F.linear(dense[0], dense[1], bias)
     if input.dtype != weight.dtype:

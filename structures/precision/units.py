@@ -12,7 +12,7 @@ from torch import nn
 from ..catalogue.base import Part
 from ..catalogue.spec import NotThisForm
 from ..discover import Candidate
-from ..weights import copy_of
+from ..weights import copy_of, stored_as
 from .embedding import embedding_factor
 from .formats import packed_size, unpack
 
@@ -139,6 +139,9 @@ def find_units(model: nn.Module, candidates: Iterable[Candidate]) -> list[Unit]:
     for unit in units:
         unit.vocabulary = any(leaf.module is output for leaf in unit.leaves)
         _look_at_readers(model, unit, readers)
+        stored = dict.fromkeys(name for leaf in unit.leaves if (name := stored_as(leaf.parameter)))
+        if stored:
+            unit.reason = f"its checkpoint stores it as {', '.join(stored)}, which is kept"
     return units
 
 

@@ -234,3 +234,16 @@ def test_a_stored_weight_that_does_not_fit(folder: Path, tmp_path: Path) -> None
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(RuntimeError, match="must be stored as|conversion"):
         load(tmp_path)
+
+
+def test_a_format_that_came_with_the_checkpoint_is_kept(folder: Path) -> None:
+    config = FlashRTConfig({"model.layers.0": "int8"})
+    model = load(folder, config)
+    plan = structures.attach(model, precision="fp8", min_cosine=None)
+    rows = {row.path: row for row in structures.explain(plan).rows}
+    assert rows["model.layers.0"].precision == "int8"
+    assert rows["model.layers.1"].precision == "fp8"
+    assert "its checkpoint stores it as int8, which is kept" in str(structures.explain(plan))
+    assert set(packed(model).values()) == {"int8"}
+    plan.detach()
+    assert set(packed(model).values()) == {"int8"}

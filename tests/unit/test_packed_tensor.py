@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flash_rt.flashrt_hf.quantization import PackedTensor
-from flash_rt.structures.precision.formats import packer
+from flash_rt.structures.precision.formats import packer, unpack
 from flash_rt.structures.weights import bound_linear, copy_of
 
 PRECISIONS = ("fp8", "int8", "nvfp4")
@@ -42,7 +42,7 @@ def test_is_its_values(precision: str) -> None:
     values = weight.dequantize()
     assert type(values) is torch.Tensor
     assert (weight.shape, weight.dtype, weight.precision) == ((40, 48), values.dtype, precision)
-    assert torch.equal(weight.float(), values.float())
+    assert torch.equal(weight.double(), values.double())
     assert torch.equal(weight.t(), values.t())
     assert torch.equal(weight[3:5], values[3:5])
     assert torch.equal(torch.cat(torch.split(weight, 7)), values)
@@ -84,6 +84,29 @@ def test_copies_and_files_keep_it_packed(precision: str) -> None:
         assert torch.equal(other.dequantize(), linear.weight.dequantize())
     assert copy.deepcopy(linear).weight.packed.data.data_ptr() != loaded.packed.data.data_ptr()
     assert isinstance(copy.deepcopy(linear).weight, nn.Parameter)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_modules_move_and_cast_it_packed(precision: str) -> None:
+    linear = layer(precision)
+    parameter, exact = linear.weight, unpack(linear.weight.packed, torch.float32)
+    x = torch.randn(2, 48)
+    for dtype in (torch.float16, torch.float32):
+        linear.to(dtype)
+        assert isinstance(linear.weight, PackedTensor)
+        assert linear.weight.dtype == dtype
+        assert torch.equal(linear.weight.dequantize(), exact.to(dtype))
+        close(linear(x.to(dtype)), F.linear(x.to(dtype), exact.to(dtype), linear.bias))
+    weight = linear.weight
+    weight.data = made("int8", 8, 16)  # as _apply does between devices that share a layout
+    assert (weight.shape, weight.precision) == ((8, 16), "int8")
+    assert copy_of(weight).precision == "int8"
+    assert bound_linear(weight, None).weight.shape == (8, 16)
+    with pytest.raises(RuntimeError, match="must be replaced by a quantised weight, got Tensor"):
+        weight.data = torch.zeros(8, 16)
+    linear = layer(precision).to("meta")
+    assert linear.weight.packed.data.is_meta
+    assert isinstance(parameter, nn.Parameter)
 
 
 def test_cannot_be_written() -> None:
