@@ -174,6 +174,12 @@ def packed_bytes(packed: PackedWeight) -> int:
     return sum(t.numel() * t.element_size() for t in (packed.data, packed.scale))
 
 
+def own_copy(parameter: torch.Tensor) -> PackedCopy | None:
+    """The copy that was hung on ``parameter``; None also where its values came packed."""
+    found: PackedCopy | None = parameter.__dict__.get(COPY)
+    return found
+
+
 def copy_of(parameter: torch.Tensor) -> PackedCopy | None:
     """The packed copy of ``parameter`` as it is, which may be older than its values."""
     found: PackedCopy | None = getattr(parameter, COPY, None)

@@ -94,13 +94,19 @@ def assign(model: nn.Module, units: Sequence[Unit], chosen: Chosen) -> None:
         if unit.reason and name not in ("auto", "bf16"):
             unit.reason = f"not {name}: {unit.reason}"
             name = "bf16"
-        elif unit.vocabulary and name == "nvfp4":
+        elif unit.vocabulary and (name == "nvfp4" or (name == "fp8" and not _named(unit, chosen))):
             unit.reason = f"a vocabulary keeps 8 bits, and {EIGHT_BITS} errs least"
             name = EIGHT_BITS
         unit.precision = name
     if not isinstance(chosen, str):
         for pattern, _ in chosen:
             _check_matched(model, units, pattern)
+
+
+def _named(unit: Unit, chosen: Chosen) -> bool:
+    """Whether a pattern without wildcards names a weight of the unit."""
+    patterns = set() if isinstance(chosen, str) else {pattern for pattern, _ in chosen}
+    return any(leaf.path in patterns for leaf in unit.leaves)
 
 
 def _check_matched(model: nn.Module, units: Iterable[Unit], pattern: str) -> None:

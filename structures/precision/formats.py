@@ -15,7 +15,9 @@ PRECISIONS = ("bf16", *QUANTISED)
 # The next precision of a weight that costs too much fidelity. INT8 has the bytes of FP8 and a fifth
 # of its error.
 CLIMB = {"nvfp4": "fp8", "fp8": "int8", "int8": "bf16"}
-EIGHT_BITS = "int8"  # what a vocabulary gets under nvfp4: at the same bytes it is closer than fp8
+# What a vocabulary gets under fp8 and nvfp4: the bytes of fp8, and on SmolLM2-135M, whose embedding
+# is tied to it, it takes a third off the loss of the model. Prompts multiply one row of it only.
+EIGHT_BITS = "int8"
 ROW_SCALE_BYTES = 4
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 16, 256, 2304
 

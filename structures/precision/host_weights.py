@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..binding import Binder, Overridden
-from ..weights import COPY, copy_of, refuse_released
+from ..weights import COPY, own_copy, refuse_released
 
 KeepHost: TypeAlias = "str | bool"
 PLACES = ("cpu", "gpu", False)
@@ -44,7 +44,7 @@ class HostWeights:
         """Make room where the weight was; until ``settle`` it stays on the CPU in any case."""
         if self.keep_host == "gpu" or self.device.type == "cpu":
             return
-        packed = copy_of(parameter)
+        packed = own_copy(parameter)
         parameter.data = parameter.data.to("cpu")
         self._moved[id(parameter)] = parameter
         if packed is not None:
@@ -63,7 +63,7 @@ class HostWeights:
         """Put one weight back: the same object, its values as they are now."""
         if self._moved.pop(id(parameter), None) is not None:
             parameter.data = parameter.data.to(self.device)
-            packed = copy_of(parameter)
+            packed = own_copy(parameter)
             if packed is not None:
                 packed.mark(parameter)
 
@@ -88,7 +88,7 @@ class HostWeights:
         hollow: dict[int, nn.Parameter] = {}
         for module in owners:
             for name, parameter in module._parameters.items():
-                packed = None if parameter is None else copy_of(parameter)
+                packed = None if parameter is None else own_copy(parameter)
                 if parameter is None or packed is None:
                     continue
                 if id(parameter) not in hollow:
@@ -111,7 +111,7 @@ def refuse_absent(module: nn.Module) -> None:
         RuntimeError: weights inside ``module`` have packed copies and are not beside them.
     """
     for name, parameter in module.named_parameters():
-        packed = copy_of(parameter)
+        packed = own_copy(parameter)
         if packed is not None and packed.device != parameter.device:
             where = "were released" if parameter.is_meta else f"are on the {parameter.device}"
             raise RuntimeError(

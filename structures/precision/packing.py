@@ -15,7 +15,7 @@ from ..decision import Bound, Decision
 from ..discover import Candidate
 from ..kernels import label
 from ..progress import watched
-from ..weights import COPY, PackedCopy, copy_of, refuse_released
+from ..weights import COPY, PackedCopy, own_copy, refuse_released
 from .check import packed_disproof
 from .choice import Chosen, assign
 from .embedding import bind_embedding
@@ -104,7 +104,7 @@ class Packing:
         """Make or remove the copies of a unit; why one of them is not to be trusted, if so."""
         for leaf in unit.leaves:
             parameter = leaf.parameter
-            existing = copy_of(parameter)
+            existing = own_copy(parameter)
             if not unit.quantised:
                 parameter.__dict__.pop(COPY, None)
                 self.hosts.back(parameter)
@@ -158,7 +158,7 @@ class Packing:
         for unit in self.units:
             for leaf in unit.leaves:
                 parameter = leaf.parameter
-                packed = copy_of(parameter)
+                packed = own_copy(parameter)
                 if packed is not None and id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter, packed
@@ -168,7 +168,7 @@ class Packing:
         return [
             module
             for module in model.modules()
-            if any(p is not None and copy_of(p) is not None for p in module._parameters.values())
+            if any(p is not None and own_copy(p) is not None for p in module._parameters.values())
         ]
 
     def undo(self) -> None:

@@ -113,6 +113,24 @@ def test_a_mixed_layer_names_what_differs() -> None:
     assert rows["model.layers.0"].precision == "fp8, down_proj fp32"
 
 
+@pytest.mark.parametrize(
+    ("chosen", "head"),
+    [
+        ("fp8", "int8"),
+        ("nvfp4", "int8"),
+        ("int8", "int8"),
+        ({"*": "fp8"}, "int8"),
+        ({"*": "fp8", "lm_head": "fp8"}, "fp8"),
+        ({"*": "fp8", "lm_head": "nvfp4"}, "int8"),
+        ({"*": "fp8", "lm_*": "bf16"}, "bf16"),
+    ],
+)
+def test_a_vocabulary_keeps_eight_good_bits(chosen: Any, head: str) -> None:
+    for name in ("llama", "gemma3"):  # alone, and tied to the embedding
+        found = plan_function(zoo.shared(name), precision=chosen)
+        assert precisions(found)["lm_head"] == head
+
+
 def test_equal_settings_return_the_plan_and_others_are_refused() -> None:
     model = zoo.make("llama")
     plan = structures.attach(model, precision={"*": "int8"}, min_cosine=None)

@@ -126,7 +126,7 @@ def test_prices_foretell_what_is_measured(name: str) -> None:
         zoo.make(name), precision="fp8", calibration=tokens(24, 100), min_cosine=0.5
     )
     assert plan.packing is not None and plan.packing.fidelity is not None
-    foretold = sum(costs["fp8"] for costs in plan.packing.prices.values())
+    foretold = sum(plan.packing.prices[unit.name][unit.precision] for unit in plan.packing.units)
     measured = 1.0 - plan.packing.fidelity.decode.cosine
     assert measured / 1.6 < foretold < measured * 1.6
     plan.detach()
@@ -183,13 +183,14 @@ def test_static_scales_are_the_largest_input_over_448() -> None:
     with torch.no_grad():
         model(input_ids=ids, use_cache=False)
     hook.remove()
-    plan = structures.attach(model, precision="fp8", calibration=ids, min_cosine=None)
+    everything = {"*": "fp8", "lm_head": "fp8"}
+    plan = structures.attach(model, precision=everything, calibration=ids, min_cosine=None)
     packed = copy_of(model.lm_head.weight)
     assert packed is not None and packed.input_scale is not None
     assert float(packed.input_scale) == pytest.approx(float(seen[0].abs().max()) / 448.0)
     plan.detach()
     plan = structures.attach(
-        model, precision="fp8", calibration=ids, observer="p99", min_cosine=None
+        model, precision=everything, calibration=ids, observer="p99", min_cosine=None
     )
     packed = copy_of(model.lm_head.weight)
     assert packed is not None and packed.input_scale is not None
