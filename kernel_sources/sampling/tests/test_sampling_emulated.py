@@ -178,7 +178,7 @@ def by_emulation(library, case, scratch):
 def test_the_tokens_of_the_reference(sampling, emulated, part):
     reference = sys.modules[f"{sampling.__name__}.reference"]
     scratch = sampling.sample_workspace(96, 10_000, "cpu")  # one for all, as in a loop
-    for seed in range(part * 20, part * 20 + 20):
+    for seed in range(part * 15, part * 15 + 15):
         case = Case(seed)
         ours, expected = (
             by_emulation(emulated, case, scratch),

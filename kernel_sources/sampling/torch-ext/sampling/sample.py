@@ -111,8 +111,10 @@ def sample_step(
     any mix of them.
 
     A draw depends on the row's logits, settings, seed and length only: the same token on every
-    processor and in every batch. Where a threshold falls on equal scores, all of them stay. A NaN
-    among the scores wins, the first one; so does +inf; of a row without any token left the id is 0.
+    processor and in every batch. Scores are fp32, each operation rounded; top-p sums probabilities
+    exactly, in steps of 2**-40 of the largest, and noise is that of 32 random bits a token. Where a
+    threshold falls on equal scores, all of them stay. A NaN among the scores wins, the first one;
+    so does +inf; of a row without any token left the id is 0.
 
     Args:
         logits: fp32 ``[B, V]``, last dim contiguous, 1 <= V <= 2**22.
