@@ -24,7 +24,8 @@ from .options import StopStrings, read_options, read_stops
 from .request import WHERE, Request, integer, read_request
 from .run import StepLogprobs, Streamer, run_steps
 from .sampling import Sampling
-from .session import Session, Sessions, decoder_device, plain_tensors, token_table
+from .session import Session
+from .sessions import Sessions, decoder_device, plain_tensors, token_table
 from .speculate import Counts, FromLookup, LookupDrafter, run_speculative
 from .step import BoundDecoder
 

@@ -14,30 +14,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..catalogue.base import MAX_FUSED_ROWS
 from ..kv_format import KVCache
 from .alone import Alone
 from .answer import Answer, Handle
-from .cache import EOS_SLOTS
 from .controls import GREEDY, check_controls, widest
 from .decode import open_decoder
 from .generation import FinishReason, GenerationRequest, TokenEvent
+from .joining import Joining
 from .outbox import News, Outbox
 from .request import integer
 from .sampling import SEEDS
-from .session import (
-    LoopRefused,
-    Session,
-    Sessions,
-    decoder_device,
-    plain_tensors,
-    token_table,
-)
+from .session import Session
+from .sessions import LoopRefused, Sessions, decoder_device, plain_tensors, token_table
 
 MAX_SLOTS = MAX_FUSED_ROWS
-CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
 WHERE = "Engine.submit"
 MASK_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
@@ -58,7 +49,7 @@ class Engine:
         self._device = decoder_device(model, sessions.spec)
         self._inbox: deque[Answer] = deque()
         self._waiting: deque[Answer] = deque()
-        self._joining: tuple[Answer, int] | None = None
+        self._joining: Joining | None = None
         self._live: list[Answer | None] = []
         self._outbox: Outbox | None = None
         self._alone: Alone | None = None
@@ -178,13 +169,11 @@ class Engine:
         for answer in [a for a in self._waiting if a.cancelled]:
             self._waiting.remove(answer)
             self._close(answer, "cancelled", events)
-        if self._joining is not None and self._joining[0].cancelled:
-            answer, row = self._joining
-            self._close(answer, "cancelled", events)
+        joining = self._joining
+        if joining is not None and joining.answer.cancelled:
             self._joining = None
-            if self._session is not None and answer.filled and answer.request.reuse_prefix:
-                held = answer.prompt[: answer.filled]
-                self._session.prefixes.hold(row, held, prompt=answer.filled)
+            joining.leave()
+            self._close(joining.answer, "cancelled", events)
         for running in self._live:
             if running is not None and running.cancelled:
                 self._close(running, "cancelled", events)
@@ -235,64 +224,27 @@ class Engine:
             except LoopRefused as reason:
                 self._close(answer, "error", events, error=reason)
                 return
-            self._joining = (answer, self._place(answer))
-        answer, row = self._joining
-        session = self._session
-        assert session is not None
-        part = answer.prompt[answer.filled : answer.filled + CHUNK]
+            assert self._session is not None
+            free = range(len(self._live), self.slots)
+            self._joining = Joining.begin(self._session, answer, free)
+        joining = self._joining
         try:
-            if part:
-                ids = torch.tensor(part, dtype=torch.int64, device="cpu").to(self._device)
-                last = answer.filled + len(part) == len(answer.prompt)
-                session.prefill.chunk(row, ids, answer.filled, last=last)
-            answer.filled += len(part)
-            if answer.filled == len(answer.prompt):
+            if joining.read():
                 self._joining = None
-                self._join(answer, row)
+                self._join(joining)
         except MASK_ERRORS as error:
             self._joining = None
-            session.prefixes.drop([row])
-            self._close(answer, "error", events, error=error)
+            joining.session.prefixes.drop([joining.row])
+            self._close(joining.answer, "error", events, error=error)
 
-    def _place(self, answer: Answer) -> int:
-        """A free row for an answer, with what it can use of earlier ones."""
-        session, free = self._session, range(len(self._live), self.slots)
-        assert session is not None
-        match = session.prefixes.match(answer.prompt, free, reuse=answer.request.reuse_prefix)
-        if match.source != match.row:
-            session.copy_positions(match.source, match.row, match.length)
-        session.prefixes.drop([match.row])
-        if match.logits is not None:
-            session.step.logits[match.row].copy_(match.logits)
-        answer.filled = match.length
-        return match.row
-
-    def _join(self, answer: Answer, row: int) -> None:
-        session, target = self._session, len(self._live)
-        assert session is not None
-        prompt = answer.prompt
-        if answer.request.reuse_prefix:
-            logits = session.step.logits[row].clone()
-            session.prefixes.hold(row, prompt, prompt=len(prompt), logits=logits)
-            answer.epoch = session.prefixes.epoch
-        session.begin_row(row, length=len(prompt), max_new=answer.limit)
-        if answer.way != GREEDY or self.draft is not None or session.step.controls is not None:
-            ids = torch.tensor(prompt, dtype=torch.int64, device="cpu")
-            session.controls.set_row(
-                row,
-                answer.sampling,
-                seed=answer.seed,
-                stops=answer.stops[:EOS_SLOTS],
-                prompt=ids.to(self._device) if answer.sampling.penalised else ids,
-            )
-        if answer.request.mask is not None:
-            answer.mask = answer.request.mask()
-            session.controls.allow(row, answer.mask.allowed())
-        session.choose_row(row, answer.way)
+    def _join(self, joining: Joining) -> None:
+        session, answer, row = joining.session, joining.answer, joining.row
+        known = self.draft is not None or session.step.controls is not None
+        joining.choose(controlled=known or answer.way != GREEDY)
         assert self._outbox is not None
         self._outbox.post([(row, answer)], slice(row, row + 1))
-        if target != row:
-            session.move_row(row, target, len(prompt))
+        if row != len(self._live):
+            session.move_row(row, len(self._live), len(answer.prompt))
         self._live.append(answer)
 
     def _decode(self, events: list[TokenEvent]) -> bool:
@@ -344,8 +296,9 @@ class Engine:
             self._outbox.clear()
             self._session.prefixes.forget()
         if self._joining is not None:
-            self._waiting.appendleft(self._joining[0])
-            self._joining[0].filled, self._joining = 0, None
+            answer, self._joining = self._joining.answer, None
+            answer.filled = 0
+            self._waiting.appendleft(answer)
 
     def _collect(self, events: list[TokenEvent], *, keep: int) -> None:
         while self._outbox is not None and len(self._outbox) > keep:

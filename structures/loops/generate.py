@@ -32,7 +32,8 @@ from .processors import read_processors
 from .request import Request, draw_seed, padded_on_the_left
 from .run import run_steps
 from .sampling import Sampling
-from .session import LoopRefused, Session, Sessions, plain_tensors, token_table
+from .session import Session
+from .sessions import LoopRefused, Sessions, plain_tensors, token_table
 from .speculate import FromLookup, LookupDrafter, run_speculative
 
 CACHES = ("past_key_values", "cache")

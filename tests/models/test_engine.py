@@ -103,7 +103,7 @@ def test_sequences_arrive_and_leave_at_any_time(slots: int) -> None:
 def test_a_long_prompt_comes_in_chunks_between_the_steps_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flash_rt.structures.loops.engine.CHUNK", 64)
+    monkeypatch.setattr("flash_rt.structures.loops.joining.CHUNK", 64)
     monkeypatch.setattr("flash_rt.structures.loops.prefill.CHUNK", 64)
     monkeypatch.setattr("flash_rt.structures.loops.prefill.CAPTURED", 64)
     short, long = request(7, max_new_tokens=30), request(500, max_new_tokens=5)
@@ -188,7 +188,7 @@ def test_a_cancelled_request_ends_at_the_next_step_and_frees_its_slot() -> None:
 
 
 def test_a_cancelled_prompt_leaves_others_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_rt.structures.loops.engine.CHUNK", 20)
+    monkeypatch.setattr("flash_rt.structures.loops.joining.CHUNK", 20)
     item = request(9, max_new_tokens=8)
     wanted = alone("llama", [item])[0]
     with engine_of("llama") as engine:

@@ -12,7 +12,7 @@ from test_engine import alone, drain, engine_of, request, tokens
 
 from flash_rt import structures
 from flash_rt.structures import kv_format
-from flash_rt.structures.loops.session import decoder_device, plain_tensors
+from flash_rt.structures.loops.sessions import decoder_device, plain_tensors
 
 FP8 = torch.float8_e4m3fn
 NAMES = ["llama", "qwen3", "gemma2", "phi3", "llama one head"]

@@ -187,7 +187,7 @@ def test_weights_written_in_place_end_every_prefix(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cancelled_prompt_is_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_rt.structures.loops.engine.CHUNK", 16)
+    monkeypatch.setattr("flash_rt.structures.loops.joining.CHUNK", 16)
     ids = ids_of(60, 5)
     with engine_of("llama", slots=2) as engine, filled(monkeypatch) as chunks:
         handle = engine.submit(GenerationRequest(ids, max_new_tokens=6))
