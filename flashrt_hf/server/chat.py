@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from .schema.chat import (
 )
 from .served import Served
 from .text import Codec
-from .tools import Call, ToolFormat
+from .tools import Call, How, ToolFormat
 from .wire import Head, token_entry
 
 
@@ -151,21 +150,23 @@ def _mask(
         return mask_factory(codec, json_grammar(shape.json_schema.schema_, param), param)
     if isinstance(shape, ObjectFormat):
         return mask_factory(codec, json_grammar({"type": "object"}, ""), "response_format")
-    if not forced:
-        if any(tool.strict for tool in tools):
-            raise unsupported("tools.function.strict", "only with tool_choice 'required' or named")
+    if not (forced or any(tool.strict for tool in tools)):
         return None
     assert form is not None
     for tool in tools:
         json_grammar(tool.parameters or {}, "tools.function.parameters")
-    many = body.tool_choice == "required" and body.parallel_tool_calls is not False
-    lark = form.lark(tools, many=many, token=lambda text: _marker(codec, text))
+    several = body.tool_choice == "required" and body.parallel_tool_calls is not False
+    how: How = "free" if not forced else "some" if several else "one"
+
+    def token(text: str) -> str | None:
+        special = codec.special_id(text)
+        return None if special is None else f"<[{special}]>"
+
+    lark = form.lark(tools, how=how, token=token)
+    if lark is None:
+        why = "the model's form of calls can be constrained with tool_choice 'required' only"
+        raise unsupported("tools.function.strict", why)
     return mask_factory(codec, lark, "tools")
-
-
-def _marker(codec: Codec, text: str) -> str:
-    special = codec.special_id(text)
-    return json.dumps(text) if special is None else f"<[{special}]>"
 
 
 def _logprobs(body: ChatRequest) -> int | None:

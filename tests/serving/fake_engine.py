@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -14,6 +15,7 @@ class FakeEngine:
 
     Attributes:
         delay_s: how long a step takes.
+        gate: steps wait while it is not set.
         fail: raised by the next steps, one entry each.
         refuse: raised by the next submit.
         most: most answers that ran at a time.
@@ -22,6 +24,8 @@ class FakeEngine:
 
     def __init__(self, *, slots: int = 2, max_len: int = 100_000, delay_s: float = 0.0) -> None:
         self.slots, self.max_len, self.delay_s = slots, max_len, delay_s
+        self.gate = threading.Event()
+        self.gate.set()
         self.fail: deque[BaseException] = deque()
         self.refuse: BaseException | None = None
         self.most, self.steps = 0, 0
@@ -50,6 +54,7 @@ class FakeEngine:
         self.steps += 1
         self.most = max(self.most, len(self._running))
         time.sleep(self.delay_s)
+        assert self.gate.wait(20)
         if self.fail:
             raise self.fail.popleft()
         events = []

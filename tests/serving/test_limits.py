@@ -171,6 +171,33 @@ def test_a_full_queue_says_when_to_come_back():
     assert engine.idle
 
 
+def test_clients_take_turns_by_key_and_user():
+    engine = FakeEngine(slots=1)
+    engine.gate.clear()
+    with run_server(fake(engine), api_keys=("a", "b")) as running:
+
+        def send(key: str, length: int, user: str | None = None) -> threading.Thread:
+            body = ASK | {"prompt": [1] * length, "max_tokens": 3, "user": user}
+            headers = {"Authorization": f"Bearer {key}"}
+            before = running.server.worker.waiting + len(engine.started)
+            thread = threading.Thread(target=lambda: post(running, body, headers=headers))
+            thread.start()
+            until(lambda: running.server.worker.waiting + len(engine.started) > before)
+            return thread
+
+        threads = [send("a", 1)]
+        threads += [send("a", 10 + i) for i in range(3)]
+        threads += [send("b", 20), send("a", 30, user="other")]
+        engine.gate.set()
+        for thread in threads:
+            thread.join()
+    order = [len(request.prompt_ids) for request in engine.started]
+    assert order[0] == 1
+    assert order.index(20) <= 2
+    assert order.index(30) <= 3
+    assert [length for length in order if 10 <= length < 20] == [10, 11, 12]
+
+
 def test_time_runs_out_in_the_queue_and_on_the_way():
     with run_server(fake(FakeEngine(slots=1, delay_s=0.01)), request_timeout_s=1.0) as running:
         found = []

@@ -84,31 +84,94 @@ def test_text_before_a_call_comes_at_once():
     assert parser.push("b>") == ("<b>", [])
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
-@pytest.mark.parametrize("many", [False, True])
-def test_whatever_the_grammar_allows_is_parsed(form, many):
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def write(codec: Codec, form, how: str, seed: int, forced: str = "") -> str | None:
+    """What a random model writes under a form's grammar behind ``forced``; None: it goes on."""
+    grammar = form.lark([ADD, Function(name="ping", parameters=NO_ARGUMENTS)], how=how, token=none)
+    draw, mask = random.Random(seed), mask_factory(codec, grammar, "tools")()
+    tokens, decoder = codec.encode(forced), codec.decoder()
+    assert not any(mask.accept(token) for token in tokens)
+    while len(tokens) < 600:
+        words = mask.allowed()
+        bits = ((words[:, None] >> torch.arange(32)) & 1).flatten().nonzero().flatten()
+        token = draw.choice(bits.tolist())
+        done = mask.accept(token)
+        tokens.append(token)
+        if done or token in codec.stop_ids:
+            return "".join(map(decoder.push, tokens)) + decoder.flush()
+    return None
+
+
+def none(text: str) -> None:
+    """No marker is a token of its own here."""
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
     tokenizer = tiny_model.tokenizer()
-    codec = Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
-    tools = [ADD, Function(name="ping", parameters={"type": "object", "properties": {},
-                                                    "additionalProperties": False})]  # fmt: skip
-    factory = mask_factory(codec, form.lark(tools, many=many, token=json.dumps), "tools")
+    return Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
+@pytest.mark.parametrize("how", ["one", "some"])
+def test_whatever_the_grammar_allows_is_parsed(codec, form, how):
     for seed in range(6):
-        draw, mask, tokens, decoder = random.Random(seed), factory(), [], codec.decoder()
-        while len(tokens) < 600:
-            words = mask.allowed()
-            bits = ((words[:, None] >> torch.arange(32)) & 1).flatten().nonzero().flatten()
-            token = draw.choice(bits.tolist())
-            done = mask.accept(token)
-            tokens.append(token)
-            if done or token == tokenizer.eos_token_id:
-                break
-        text = "".join(map(decoder.push, tokens)) + decoder.flush()
+        text = write(codec, form, how, seed)
         prose, calls = parse(form, text, 3)
         assert prose.strip() == "", text
         assert calls
-        assert many or len(calls) == 1
+        assert how == "some" or len(calls) == 1
         for name, arguments in calls:
             assert (name == "ping" and arguments == {}) or 0 <= arguments["a"] <= 99
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
+def test_prose_is_free_until_a_call_begins(codec, form):
+    if form.lark([ADD], how="free", token=none) is None:
+        assert isinstance(form, BareJson)
+        return
+    begin = form.markers[0]
+    ended = 0
+    for seed in range(8):
+        text = write(codec, form, "free", seed, f"Well, [TOOL] <tool> {begin}")
+        if text is None:
+            continue  # prose behind the call that has not ended yet
+        ended += 1
+        prose, calls = parse(form, text, 3)
+        assert prose.startswith("Well, [TOOL] <tool> ")
+        assert begin not in prose
+        assert calls
+    assert ended >= 2
+    matcher = mask_factory(codec, form.lark([ADD], how="free", token=none), "tools")()._matcher
+    wrong = codec.encode(f"Well {begin} nonsense")
+    assert matcher.validate_tokens(wrong) < len(wrong)
+    assert matcher.validate_tokens(codec.encode("only prose")) == len(codec.encode("only prose"))
+
+
+@pytest.mark.parametrize("form", [TaggedJson(), Bracketed(), FunctionTags()])
+@pytest.mark.parametrize("how", ["one", "some", "free"])
+def test_markers_that_are_tokens(codec, form, how):
+    marker = codec.special_id("<|end|>")
+    grammar = form.lark(
+        [Function(name="ping", parameters=NO_ARGUMENTS)],
+        how=how,
+        token=lambda text: f"<[{marker}]>" if text == form.markers[0] else None,
+    )
+    (begin, *_), end = form.markers, "</tool_call>" if len(form.markers) > 1 else ""
+    body = {
+        TaggedJson: f'\n{{"name": "ping", "arguments": {{}}}}\n{end}',
+        Bracketed: ' [{"name": "ping", "arguments": {}}]',
+        FunctionTags: f"\n<function=ping>\n</function>\n{end}",
+    }[type(form)]
+    matcher = mask_factory(codec, grammar, "tools")()._matcher
+    prose = codec.encode("so ") if how == "free" else []
+    tokens = [*prose, marker, *codec.encode(body)]
+    assert matcher.validate_tokens(tokens) == len(tokens)
+    plain = codec.encode(begin)  # the text of the marker is not the marker
+    if how != "free":
+        assert matcher.validate_tokens(plain) == 0
 
 
 @pytest.mark.parametrize(
@@ -128,15 +191,13 @@ def test_the_template_tells_the_form(template, form):
     assert (None if found is None else type(found)) is form
 
 
-def test_names_cannot_leave_their_grammar():
+def test_names_cannot_leave_their_grammar(codec):
     form = FunctionTags()
     tool = Function(
         name="f",
         parameters={"type": "object", "properties": {'x"\nstart: /.*/': {"type": "string"}}},
     )
-    tokenizer = tiny_model.tokenizer()
-    codec = Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
-    grammar = form.lark([tool], many=False, token=json.dumps)
+    grammar = form.lark([tool], how="one", token=none)
     matcher = LLMatcher(codec.grammar_tokenizer, grammar)
     assert not matcher.is_error()
     assert matcher.validate_tokens(codec.encode("free text")) == 0

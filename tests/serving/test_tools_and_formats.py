@@ -116,6 +116,14 @@ def test_a_call_and_its_result_in_the_history(client):
         client.chat.completions.create(model="tiny", messages=history, tools=[TIME])
 
 
+def test_strict_tools_leave_prose_free(client):
+    strict = {"type": "function", "function": {**TIME["function"], "strict": True}}
+    (choice,) = chat(client, tools=[strict], max_tokens=12).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+    assert choice.message.content
+
+
 def test_no_tools_and_choice_none_leave_the_text_alone(client):
     plain = chat(client, max_tokens=12)
     none = chat(client, max_tokens=12, tools=[TIME], tool_choice="none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .bare_json import BareJson
-from .base import Call, ToolFormat, ToolParser
+from .base import Call, How, ToolFormat, ToolParser
 from .bracketed import Bracketed
 from .function_tags import FunctionTags
 from .tagged_json import TaggedJson
@@ -11,7 +11,7 @@ from .tagged_json import TaggedJson
 # The first whose signs are all in the template is the one.
 FORMATS: tuple[ToolFormat, ...] = (FunctionTags(), TaggedJson(), Bracketed(), BareJson())
 
-__all__ = ["FORMATS", "Call", "ToolFormat", "ToolParser", "format_of"]
+__all__ = ["FORMATS", "Call", "How", "ToolFormat", "ToolParser", "format_of"]
 
 
 def format_of(template: str | None) -> ToolFormat | None:

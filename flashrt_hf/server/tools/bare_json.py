@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from ..schema.chat import Function
-from .base import Call, ToolParser, arguments_schema, json_call, quoted
+from .base import Call, How, ToolParser, json_call, json_rules
 
 MARKER = "<|python_tag|>"
 
@@ -21,15 +20,13 @@ class BareJson:
         """For one answer."""
         return _WholeAnswer(tools)
 
-    def lark(self, tools: Sequence[Function], *, many: bool, token: Callable[[str], str]) -> str:
-        """One call; this form has no list of them."""
-        options = " | ".join(f"call_{i}" for i in range(len(tools)))
-        lines = [f"start: {options}"]
-        for i, tool in enumerate(tools):
-            head = quoted(f'{{"name": {json.dumps(tool.name)}, "parameters": ')
-            lines.append(f'call_{i}: {head} args_{i} "}}"')
-            lines.append(f"args_{i}: %json {json.dumps(arguments_schema(tool))}")
-        return "\n".join(lines)
+    def lark(
+        self, tools: Sequence[Function], *, how: How, token: Callable[[str], str | None]
+    ) -> str | None:
+        """One call; this form has no list of them, and no mark to tell a call from prose."""
+        if how == "free":
+            return None
+        return "\n".join(["start: call", *json_rules(tools, "parameters")])
 
 
 class _WholeAnswer:

@@ -6,11 +6,12 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..schema.chat import Function
 from ..text import overlap
 
+How = Literal["one", "some", "free"]  # a call alone, calls alone, prose with calls in it
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
@@ -50,10 +51,12 @@ class ToolFormat(Protocol):
     def parser(self, tools: Sequence[Function]) -> ToolParser:
         """For one answer."""
 
-    def lark(self, tools: Sequence[Function], *, many: bool, token: Callable[[str], str]) -> str:
-        """Grammar of an answer of calls alone: one, or with ``many`` one and more.
+    def lark(
+        self, tools: Sequence[Function], *, how: How, token: Callable[[str], str | None]
+    ) -> str | None:
+        """Grammar of an answer; None where the form has none that leaves room for prose.
 
-        ``token`` turns a marker into its term of the grammar.
+        ``token`` is the term of a marker that is a token of its own, None for plain text.
         """
 
 
@@ -70,6 +73,32 @@ def arguments_schema(tool: Function) -> dict[str, Any]:
 def quoted(text: str) -> str:
     """A text as a term of a lark grammar."""
     return json.dumps(text)
+
+
+def json_rules(tools: Sequence[Function], key: str) -> list[str]:
+    """Rules ``call``, and what it needs, of ``{"name": ..., key: {...}}`` for one of the tools."""
+    rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
+    for i, tool in enumerate(tools):
+        head = quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
+        rules.append(f'call_{i}: {head} args_{i} "}}"')
+        rules.append(f"args_{i}: %json {json.dumps(arguments_schema(tool))}")
+    return rules
+
+
+def answer_rules(
+    begin: str, rest: str, *, how: How, between: str, token: Callable[[str], str | None]
+) -> list[str]:
+    """Rules ``start`` and what it needs for calls that open with ``begin`` and go on with ``rest``.
+
+    ``between`` stands between two calls.
+    """
+    marker = token(begin)
+    if how == "free":
+        # Prose ends at the first marker: behind it nothing but a call may come.
+        lead = f"lead: TEXT {marker}" if marker else f"lead[lazy]: TEXT {quoted(begin)}"
+        return ["start: (lead rest)* TEXT", f"rest: {rest}", lead, r"TEXT: /(.|\n)*/"]
+    repeat = f"({quoted(between)} one)*" if how == "some" else ""
+    return [f"start: one {repeat}", f"one: {marker or quoted(begin)} {rest}"]
 
 
 def json_call(text: str, tools: Sequence[Function], key: str) -> Call | None:

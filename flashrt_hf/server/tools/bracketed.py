@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from ..schema.chat import Function
-from .base import Call, TagParser, ToolParser, arguments_schema, call_of, quoted
+from .base import Call, How, TagParser, ToolParser, answer_rules, call_of, json_rules
 
 BEGIN = "[TOOL_CALLS]"
 
@@ -32,13 +32,15 @@ class Bracketed:
 
         return TagParser(BEGIN, None, read)
 
-    def lark(self, tools: Sequence[Function], *, many: bool, token: Callable[[str], str]) -> str:
-        """A list of one call, or of some."""
-        options = " | ".join(f"call_{i}" for i in range(len(tools)))
-        repeat = '(", " one)*' if many else ""
-        lines = [f'start: {token(BEGIN)} " "? "[" one {repeat} "]"', f"one: {options}"]
-        for i, tool in enumerate(tools):
-            head = quoted(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-            lines.append(f'call_{i}: {head} args_{i} "}}"')
-            lines.append(f"args_{i}: %json {json.dumps(arguments_schema(tool))}")
-        return "\n".join(lines)
+    def lark(
+        self, tools: Sequence[Function], *, how: How, token: Callable[[str], str | None]
+    ) -> str | None:
+        """A list of calls, behind which the answer ends."""
+        repeat = "" if how == "one" else '(", " call)*'
+        rest = f'" "? "[" call {repeat} "]"'
+        if how == "free":
+            rules = answer_rules(BEGIN, rest, how=how, between="", token=token)
+            rules[0] = "start: lead rest | TEXT"
+        else:
+            rules = answer_rules(BEGIN, rest, how="one", between="", token=token)
+        return "\n".join(rules + json_rules(tools, "arguments"))

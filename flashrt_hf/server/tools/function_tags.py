@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..schema.chat import Function
-from .base import Call, TagParser, ToolParser, arguments_schema, new_id, quoted
+from .base import Call, How, TagParser, ToolParser, answer_rules, arguments_schema, new_id, quoted
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
@@ -40,34 +40,38 @@ class FunctionTags:
 
         return TagParser(BEGIN, END, read)
 
-    def lark(self, tools: Sequence[Function], *, many: bool, token: Callable[[str], str]) -> str:
+    def lark(
+        self, tools: Sequence[Function], *, how: How, token: Callable[[str], str | None]
+    ) -> str | None:
         """Parameters in the schema's order, the required ones always."""
-        options = " | ".join(f"call_{i}" for i in range(len(tools)))
-        repeat = '("\\n" one)*' if many else ""
-        lines = [
-            f"start: one {repeat}",
-            f'one: {token(BEGIN)} "\\n" ({options}) "\\n" {token(END)}',
-            'text[suffix="\\n</parameter>\\n"]: /(.|\\n)*/',
-        ]
+        rest = f'"\\n" call "\\n" {token(END) or quoted(END)}'
+        rules = answer_rules(BEGIN, rest, how=how, between="\n", token=token)
+        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
+        rules.append('value[suffix="\\n</parameter>\\n"]: /(.|\\n)*/')
         for i, tool in enumerate(tools):
             names = []
             required = arguments_schema(tool).get("required")
             required = required if isinstance(required, list) else []
             for j, (key, schema) in enumerate(_properties(tool).items()):
-                rule = f"value_{i}_{j}"
-                names.append(rule if key in required else f"{rule}?")
-                head = quoted(f"<parameter={key}>\n")
-                if _words(schema):
-                    options = " | ".join(quoted(word) for word in _words(schema))
-                    lines.append(f'{rule}: {head} ({options}) "\\n</parameter>\\n"')
-                elif _is_text(schema):
-                    lines.append(f"{rule}: {head} text")
-                else:
-                    lines.append(f'{rule}: {head} json_{i}_{j} "\\n</parameter>\\n"')
-                    lines.append(f"json_{i}_{j}: %json {json.dumps(schema)}")
+                names.append(f"value_{i}_{j}" if key in required else f"value_{i}_{j}?")
+                rules += _value_rules(f"{i}_{j}", key, schema)
             head = quoted(f"<function={tool.name}>\n")
-            lines.append(f'call_{i}: {head} {" ".join(names)} "</function>"')
-        return "\n".join(lines)
+            rules.append(f'call_{i}: {head} {" ".join(names)} "</function>"')
+        return "\n".join(rules)
+
+
+def _value_rules(number: str, key: str, schema: Any) -> list[str]:
+    """Rule ``value_<number>``: a parameter with a value that its schema allows."""
+    head, end = quoted(f"<parameter={key}>\n"), quoted("\n</parameter>\n")
+    if _words(schema):
+        options = " | ".join(quoted(word) for word in _words(schema))
+        return [f"value_{number}: {head} ({options}) {end}"]
+    if _is_text(schema):
+        return [f"value_{number}: {head} value"]
+    return [
+        f"value_{number}: {head} json_{number} {end}",
+        f"json_{number}: %json {json.dumps(schema)}",
+    ]
 
 
 def _properties(tool: Function) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from ..schema.chat import Function
-from .base import Call, TagParser, ToolParser, arguments_schema, json_call, quoted
+from .base import Call, How, TagParser, ToolParser, answer_rules, json_call, json_rules, quoted
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -26,16 +25,10 @@ class TaggedJson:
 
         return TagParser(BEGIN, END, read)
 
-    def lark(self, tools: Sequence[Function], *, many: bool, token: Callable[[str], str]) -> str:
-        """One call, or calls on lines of their own."""
-        options = " | ".join(f"call_{i}" for i in range(len(tools)))
-        repeat = '("\\n" one)*' if many else ""
-        lines = [
-            f"start: one {repeat}",
-            f'one: {token(BEGIN)} "\\n" ({options}) "\\n" {token(END)}',
-        ]
-        for i, tool in enumerate(tools):
-            head = quoted(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-            lines.append(f'call_{i}: {head} args_{i} "}}"')
-            lines.append(f"args_{i}: %json {json.dumps(arguments_schema(tool))}")
-        return "\n".join(lines)
+    def lark(
+        self, tools: Sequence[Function], *, how: How, token: Callable[[str], str | None]
+    ) -> str | None:
+        """Calls on lines of their own."""
+        rest = f'"\\n" call "\\n" {token(END) or quoted(END)}'
+        rules = answer_rules(BEGIN, rest, how=how, between="\n", token=token)
+        return "\n".join(rules + json_rules(tools, "arguments"))
