@@ -81,12 +81,12 @@ def load_handle(
     from .bench import models
     from .load import load_model
 
+    options = {"progress": sys.stderr.isatty(), **options}
     if name in models.CONFIGS:
         dtype = dtype or default_dtype(device)
         return load_model(models.build(name, device=device, dtype=dtype), **options)
     if device.type == "cpu":
         dtype = dtype or default_dtype(device)
-    options = {"progress": sys.stderr.isatty(), **options}
     return load_model(_place(name), device=device, dtype=dtype, **options)
 
 
