@@ -19,7 +19,7 @@ from torch import nn
 
 from flash_rt import cache_folder
 
-SCHEMA = 1
+SCHEMA = 2
 _BLOCK_WORDS = 1 << 21  # 16 MB of a parameter at a time
 _SEED = 22
 

@@ -60,6 +60,13 @@ class Observer:
         return min(float(bits.view(torch.bfloat16)), float(self.largest))
 
     @property
+    def mean_squares(self) -> torch.Tensor | None:
+        """fp32 ``[K]``; None where there was no input or it is not finite."""
+        if self.squares is None or not bool(self.squares.isfinite().all()):
+            return None
+        return self.squares / self.rows
+
+    @property
     def scale(self) -> float | None:
         """Static FP8 scale; None where the input is unknown or not finite."""
         magnitude = self.magnitude

@@ -7,9 +7,7 @@ and measures the bound model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -30,32 +28,15 @@ from .data import (
     total,
 )
 from .fidelity import compare, reference_rows
-from .formats import QUANTISED
 from .observe import observe
 from .packing import Packing
-from .prices import Prices, measure_prices
+from .prices import measure_prices
 from .promote import promote
 from .quantising import Quantising, quantile
+from .statistics import Statistics, encoded, read_statistics
 
 SAMPLED = "text that the model sampled"
 GIVEN = "the caller's data, apart from what calibrated"
-
-
-@dataclass
-class Statistics:
-    """What a run over calibration data found; all of it is plain numbers, for the cache.
-
-    Attributes:
-        scales: static FP8 scale of each unit's input.
-        prices: loss of cosine by unit and precision.
-        price_note: how prices were measured.
-        sampled: ids of sampled text.
-    """
-
-    scales: dict[str, float] = field(default_factory=dict)
-    prices: Prices = field(default_factory=dict)
-    price_note: str = ""
-    sampled: list[list[int]] | None = None
 
 
 @dataclass
@@ -86,7 +67,7 @@ def prepare(model: nn.Module, packing: Packing, settings: Quantising) -> Prepare
         return Prepared(Statistics())
     calls = read_calls(settings.calibration.value, model) if given else []
     key = _key(model, packing, settings, calls)
-    statistics = _cached(key, packing)
+    statistics = read_statistics(key, packing.units)
     packing.notes.append(
         "statistics: measured now" if statistics is None else "statistics: from the cache"
     )
@@ -98,6 +79,7 @@ def prepare(model: nn.Module, packing: Packing, settings: Quantising) -> Prepare
         packing.notes += [complaint] if complaint else []
     if given:
         packing.scales = known.scales
+    packing.importance = known.columns(packing.device)
     if settings.min_cosine is None:
         return Prepared(known)
     return Prepared(
@@ -118,42 +100,6 @@ def _key(model: nn.Module, packing: Packing, settings: Quantising, calls: Sequen
         priced=settings.min_cosine is not None,
         torch=torch.__version__,
         device=kind,
-    )
-
-
-def _cached(key: str, packing: Packing) -> Statistics | None:
-    """Statistics of the cache, if they are whole."""
-    found = cache.read(key)
-    if found is None:
-        return None
-    scales, prices = found.get("scales"), found.get("prices")
-    note, sampled = found.get("price_note"), found.get("sampled")
-    names = {unit.name for unit in packing.units}
-    whole = (
-        _are_numbers(scales, names)
-        and isinstance(prices, dict)
-        and set(prices) <= names
-        and all(_are_numbers(costs, {*QUANTISED}) for costs in prices.values())
-        and isinstance(note, str)
-        and (sampled is None or _are_ids(sampled))
-    )
-    return Statistics(scales, prices, str(note), sampled) if whole else None  # type: ignore[arg-type]
-
-
-def _are_numbers(found: Any, names: set[str]) -> bool:
-    return (
-        isinstance(found, dict)
-        and set(found) <= names
-        and all(isinstance(value, float) and isfinite(value) for value in found.values())
-    )
-
-
-def _are_ids(rows: Any) -> bool:
-    return (
-        isinstance(rows, list)
-        and len(rows) == SAMPLED_ROWS
-        and all(isinstance(r, list) and len(r) == SAMPLED_TOKENS for r in rows)
-        and all(isinstance(i, int) for r in rows for i in r)
     )
 
 
@@ -199,12 +145,18 @@ def _measure(
     calls: Sequence[Call],
 ) -> None:
     units = [unit for unit in packing.units if unit.quantised]
-    if settings.calibration.value is not None:
+    four_bits = any(unit.precision == "nvfp4" for unit in units)
+    if calls and (settings.calibration.value is not None or four_bits):
         observers = observe(
             *(model, units, calls), quantile=quantile(settings.observer), device=packing.device
         )
         scales = {name: observer.scale for name, observer in observers.items()}
         known.scales = {name: scale for name, scale in scales.items() if scale is not None}
+        for unit in units:
+            squares = observers[unit.name].mean_squares
+            if unit.precision == "nvfp4" and squares is not None:
+                known.importance[unit.name] = encoded(squares)
+    packing.importance = known.columns(packing.device)
     if settings.min_cosine is not None and calls:
         known.prices, known.price_note = measure_prices(
             *(model, units, calls, packing.importance, packing.device)

@@ -13,6 +13,7 @@ from torch import nn
 
 from flash_rt import structures
 from flash_rt.structures.precision import cache, data, prices, settle
+from flash_rt.structures.precision.formats import unpack
 from flash_rt.structures.weights import copy_of
 
 
@@ -252,6 +253,28 @@ def test_padding_counts_nowhere() -> None:
     plan.detach()
 
 
+def test_columns_with_large_inputs_count_more_in_four_bits() -> None:
+    model, ids = zoo.make("llama"), tokens(8, 60)
+    name, seen = "model.layers.0.mlp.down_proj", []
+    weight = model.get_submodule(name).weight
+
+    def error(**options: Any) -> float:
+        plan = structures.attach(model, precision="nvfp4", min_cosine=None, **options)
+        packed = copy_of(weight)
+        assert packed is not None
+        wrong = unpack(packed.weight(), torch.float32) - weight
+        plan.detach()
+        return float((seen[0].flatten(0, 1) @ wrong.T).square().mean())
+
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[::7] *= 20.0
+        model(input_ids=ids, use_cache=False)
+        hook.remove()
+        assert error(calibration=ids) < 0.7 * error()
+        assert error(calibration=ids) == error(calibration=ids)  # measured and cached
+
+
 # The cache.
 
 
@@ -315,6 +338,7 @@ def test_the_hash_sees_every_byte_and_every_place() -> None:
         lambda content: json.dumps({**json.loads(content), "scales": {"nobody": 1.0}}),
         lambda content: json.dumps({**json.loads(content), "prices": {"lm_head": {"fp3": 1.0}}}),
         lambda content: json.dumps({**json.loads(content), "sampled": [[1]]}),
+        lambda content: json.dumps({**json.loads(content), "importance": {"lm_head": "AAA="}}),
         lambda content: content.replace('"lm_head": 0.', '"lm_head": NaN, "x": 0.'),
     ],
 )
