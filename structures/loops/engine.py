@@ -49,7 +49,7 @@ class Engine:
         self._device = decoder_device(model, sessions.spec)
         self._inbox: deque[Answer] = deque()
         self._waiting: deque[Answer] = deque()
-        self._joining: Joining | None = None
+        self._joining: deque[Joining] = deque()
         self._live: list[Answer | None] = []
         self._outbox: Outbox | None = None
         self._alone: Alone | None = None
@@ -119,7 +119,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Sequences in the cache."""
-        return sum(a is not None for a in self._live) + (self._joining is not None)
+        return sum(a is not None for a in self._live) + len(self._joining)
 
     @property
     def waiting(self) -> int:
@@ -169,9 +169,8 @@ class Engine:
         for answer in [a for a in self._waiting if a.cancelled]:
             self._waiting.remove(answer)
             self._close(answer, "cancelled", events)
-        joining = self._joining
-        if joining is not None and joining.answer.cancelled:
-            self._joining = None
+        for joining in [j for j in self._joining if j.answer.cancelled]:
+            self._joining.remove(joining)
             joining.leave()
             self._close(joining.answer, "cancelled", events)
         for running in self._live:
@@ -214,28 +213,41 @@ class Engine:
             live[gap] = answer
 
     def _prefill(self, events: list[TokenEvent]) -> None:
-        """One chunk of the prompt that comes next; behind its last chunk it joins the others."""
-        if self._joining is None:
-            if not self._waiting or len(self._live) == self.slots:
+        """One chunk of a prompt; the prompts that have a row take turns.
+
+        Behind its last chunk an answer joins the others.
+        """
+        self._admit(events)
+        if not self._joining:
+            return
+        joining = self._joining.popleft()
+        try:
+            if joining.read():
+                self._join(joining)
+            else:
+                self._joining.append(joining)
+        except MASK_ERRORS as error:
+            joining.session.prefixes.drop([joining.row])
+            self._close(joining.answer, "error", events, error=error)
+
+    def _admit(self, events: list[TokenEvent]) -> None:
+        """Rows for those who wait, as far as there are any."""
+        while self._waiting and len(self._live) + len(self._joining) < self.slots:
+            reading = [joining.answer.prompt for joining in self._joining]
+            # The same prompt is read once: the next one finds it, with its logits.
+            answer = next((a for a in self._waiting if a.prompt not in reading), None)
+            if answer is None:
                 return
-            answer = self._waiting.popleft()
+            self._waiting.remove(answer)
             try:
                 self._open_session(events)
             except LoopRefused as reason:
                 self._close(answer, "error", events, error=reason)
-                return
+                continue
             assert self._session is not None
-            free = range(len(self._live), self.slots)
-            self._joining = Joining.begin(self._session, answer, free)
-        joining = self._joining
-        try:
-            if joining.read():
-                self._joining = None
-                self._join(joining)
-        except MASK_ERRORS as error:
-            self._joining = None
-            joining.session.prefixes.drop([joining.row])
-            self._close(joining.answer, "error", events, error=error)
+            taken = {joining.row for joining in self._joining}
+            free = [row for row in range(len(self._live), self.slots) if row not in taken]
+            self._joining.append(Joining.begin(self._session, answer, free))
 
     def _join(self, joining: Joining) -> None:
         session, answer, row = joining.session, joining.answer, joining.row
@@ -243,8 +255,11 @@ class Engine:
         joining.choose(controlled=known or answer.way != GREEDY)
         assert self._outbox is not None
         self._outbox.post([(row, answer)], slice(row, row + 1))
-        if row != len(self._live):
-            session.move_row(row, len(self._live), len(answer.prompt))
+        target = len(self._live)
+        if row != target:
+            session.move_row(row, target, len(answer.prompt))
+            for other in self._joining:
+                other.row = row if other.row == target else other.row
         self._live.append(answer)
 
     def _decode(self, events: list[TokenEvent]) -> bool:
@@ -275,7 +290,7 @@ class Engine:
         alone, outbox, answer = self._alone, self._outbox, rows[0][1]
         if alone is None or outbox is None:
             return False
-        if len(self._live) > 1 or self._joining is not None or self._waiting:
+        if len(self._live) > 1 or self._joining or self._waiting:
             alone.interrupt()
             return False
         if not alone.drafts(answer, self.max_len):
@@ -295,10 +310,10 @@ class Engine:
         if self._session is not None and self._outbox is not None:
             self._outbox.clear()
             self._session.prefixes.forget()
-        if self._joining is not None:
-            answer, self._joining = self._joining.answer, None
-            answer.filled = 0
-            self._waiting.appendleft(answer)
+        for joining in reversed(self._joining):
+            joining.answer.filled = 0
+            self._waiting.appendleft(joining.answer)
+        self._joining.clear()
 
     def _collect(self, events: list[TokenEvent], *, keep: int) -> None:
         while self._outbox is not None and len(self._outbox) > keep:

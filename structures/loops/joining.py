@@ -14,13 +14,15 @@ from .session import Session
 CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Joining:
-    """An answer whose prompt is being read into ``row``."""
+    """An answer whose prompt is being read into ``row``; ``logits`` where they are known."""
 
     session: Session
     answer: Answer
     row: int
+    epoch: int
+    logits: torch.Tensor | None = None
 
     @classmethod
     def begin(cls, session: Session, answer: Answer, free: Sequence[int]) -> Joining:
@@ -29,19 +31,22 @@ class Joining:
         if match.source != match.row:
             session.copy_positions(match.source, match.row, match.length)
         session.prefixes.drop([match.row])
-        if match.logits is not None:
-            session.step.logits[match.row].copy_(match.logits)
         answer.filled = match.length
-        return cls(session, answer, match.row)
+        made = cls(session, answer, match.row, session.prefixes.epoch, match.logits)
+        made._hold()
+        return made
 
     def read(self) -> bool:
         """The next chunk of the prompt; whether all of it has been read."""
         answer, session = self.answer, self.session
+        if session.prefixes.epoch != self.epoch:  # what was read is of other weights
+            answer.filled, self.logits, self.epoch = 0, None, session.prefixes.epoch
         part = answer.prompt[answer.filled : answer.filled + CHUNK]
         if part:
             last = answer.filled + len(part) == len(answer.prompt)
             session.prefill.chunk(self.row, self._ids(part), answer.filled, last=last)
         answer.filled += len(part)
+        self._hold()
         return answer.filled == len(answer.prompt)
 
     def choose(self, *, controlled: bool) -> None:
@@ -50,10 +55,13 @@ class Joining:
         ``controlled``: the row's settings are read even where it takes the likeliest.
         """
         answer, session, row = self.answer, self.session, self.row
-        prompt = answer.prompt
+        prompt, logits = answer.prompt, session.step.logits[row]
+        if self.logits is not None:
+            logits.copy_(self.logits)
+        session.prefixes.drop([row])
         if answer.request.reuse_prefix:
-            logits = session.step.logits[row].clone()
-            session.prefixes.hold(row, prompt, prompt=len(prompt), logits=logits)
+            kept = logits.clone() if self.logits is None else self.logits
+            session.prefixes.hold(row, prompt, prompt=len(prompt), logits=kept)
             answer.epoch = session.prefixes.epoch
         session.begin_row(row, length=len(prompt), max_new=answer.limit)
         if controlled:
@@ -72,8 +80,13 @@ class Joining:
 
     def leave(self) -> None:
         """Nobody wants it any more; what was read may serve the same prompt later."""
-        if self.answer.filled and self.answer.request.reuse_prefix:
-            held = self.answer.prompt[: self.answer.filled]
+        if not self.answer.request.reuse_prefix:
+            self.session.prefixes.drop([self.row])
+
+    def _hold(self) -> None:
+        """What has been read counts, should the row change places."""
+        held = self.answer.prompt[: self.answer.filled]
+        if held:
             self.session.prefixes.hold(self.row, held, prompt=len(held))
 
     def _ids(self, ids: Sequence[int]) -> torch.Tensor:
