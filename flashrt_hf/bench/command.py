@@ -74,6 +74,13 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         help="floor that quantised entries are promoted to; default none, for random weights",
     )
+    add(
+        "--calibrate",
+        type=int,
+        default=0,
+        metavar="WINDOWS",
+        help="windows of text, behind those of the part fidelity, that calibrate its entries",
+    )
     add("--peers", nargs="*", choices=PEERS, default=[], help="measured in the same run")
     add("--prompt", type=int, default=128, help="prompt tokens; default %(default)s")
     add("--new", type=int, default=256, help="new tokens; default %(default)s")

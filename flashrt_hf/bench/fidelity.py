@@ -33,12 +33,18 @@ def run(session: Session) -> dict[str, Any]:
     is for the model's own precision; others have cosine and perplexity.
     """
     options = session.options
-    ids, source = _windows(session)
+    ids, source = _windows(session, options.windows + options.calibrate)
+    ids, calibration = ids[: options.windows], ids[options.windows :]
     reference = copy.deepcopy(session.host).float()
-    shared = dict(text=source, windows=options.windows, window_tokens=ids.shape[1])
+    shared = dict(
+        text=source,
+        windows=options.windows,
+        window_tokens=ids.shape[1],
+        calibration_windows=options.calibrate,
+    )
     result: dict[str, Any] = {}
     for precision in options.precision:
-        found = _run(session, precision, reference, ids)
+        found = _run(session, precision, reference, ids, calibration)
         if not result:
             result = shared | found
         else:
@@ -47,13 +53,22 @@ def run(session: Session) -> dict[str, Any]:
 
 
 def _run(
-    session: Session, precision: str, reference: PreTrainedModel, ids: torch.Tensor
+    session: Session,
+    precision: str,
+    reference: PreTrainedModel,
+    ids: torch.Tensor,
+    calibration: torch.Tensor,
 ) -> dict[str, Any]:
     from flash_rt.structures import explain
 
     cache = ids.shape[1]
     model = precisions.entry_model(session, precision)
-    plan = precisions.attach(model, precision, min_cosine=session.options.min_cosine)
+    plan = precisions.attach(
+        model,
+        precision,
+        min_cosine=session.options.min_cosine,
+        calibration=calibration if len(calibration) else None,
+    )
     result: dict[str, Any] = dict(precision=precision, weights=precisions.summary(plan))
     try:
         ours = FlashRTRunner(model, cache_tokens=cache, rows=ids.shape[0])
@@ -82,21 +97,21 @@ def _run(
     return result
 
 
-def _windows(session: Session) -> tuple[torch.Tensor, dict[str, Any]]:
+def _windows(session: Session, rows: int) -> tuple[torch.Tensor, dict[str, Any]]:
     """``[rows, tokens]`` ids, and where they come from."""
     options = session.options
     tokens = options.window_tokens
     if tokens <= PROMPT_TOKENS:
         raise ValueError(f"bench: window tokens must be above {PROMPT_TOKENS}, got {tokens}")
     if session.name != REAL_MODEL:
-        return session.prompt(tokens, rows=options.windows, seed=3), dict(kind="random tokens")
+        return session.prompt(tokens, rows=rows, seed=3), dict(kind="random tokens")
     from ..real_model import tokenizer
 
     if options.text:
         body, kind = Path(options.text).read_text(encoding="utf-8"), Path(options.text).name
     else:
         body, kind = text.reference_text(), "pydoc_data.topics"
-    ids = text.windows(tokenizer(), body, rows=options.windows, tokens=tokens)
+    ids = text.windows(tokenizer(), body, rows=rows, tokens=tokens)
     return ids.to(session.device), dict(kind=kind, sha256=text.digest(body))
 
 

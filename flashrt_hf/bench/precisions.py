@@ -35,13 +35,22 @@ def entry_model(session: Session, precision: str) -> PreTrainedModel:
 
 
 def attach(
-    model: PreTrainedModel, precision: str, *, min_cosine: float | None = None
+    model: PreTrainedModel,
+    precision: str,
+    *,
+    min_cosine: float | None = None,
+    calibration: torch.Tensor | None = None,
 ) -> structures.Plan:
     """Attach at ``precision``; the host's weights stay where they are."""
     from flash_rt import structures
 
     return structures.attach(
-        model, model.forward, precision=precision, min_cosine=min_cosine, keep_host="gpu"
+        model,
+        model.forward,
+        precision=precision,
+        min_cosine=min_cosine,
+        calibration=None if precision == PLAIN else calibration,
+        keep_host="gpu",
     )
 
 

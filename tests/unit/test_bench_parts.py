@@ -176,8 +176,10 @@ def test_fidelity_of_several_precisions(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLASH_RT_CACHE", str(tmp_path / "cache"))
     windows = ["--windows", "2", "--window-tokens", "24", "--dtype", "fp32"]
     names = ["auto", "int8", "nvfp4"]
-    part = run(tmp_path, "fidelity", *SMALL, *FAST, *windows, "--precision", *names)
+    more = ["--calibrate", "2", "--precision", *names]
+    part = run(tmp_path, "fidelity", *SMALL, *FAST, *windows, *more)
     part = part["parts"]["fidelity"]
+    assert part["calibration_windows"] == 2
     for path in ("decode", "forward"):
         entries = [part, *part["others"].values()]
         cosines = [entry[path]["cosine"] for entry in entries]
