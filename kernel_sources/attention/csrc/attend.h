@@ -22,7 +22,7 @@ struct Divisor {
 // Parts of a block's shared memory, in bytes from its start; see SharedLayout.
 struct SharedOffsets {
   int sums, sums_el, gather_el, gather_o, queries, new_keys, new_values, weights, tile_e, tile_l;
-  int row_out, row_position, total;
+  int row_out, row_position, row_inverse, total;
 };
 
 // Strides count elements; the last dim of every tensor is contiguous. Rows of q, k and out start on

@@ -21,8 +21,7 @@ __device__ __forceinline__ bool arrive_last(int* counter, int arrivals) {
 
 template <typename T, typename C, int D>
 struct AttendBlock {
-  using Format = CacheFormat<T, C>;
-  using Weight = typename Format::Weight;
+  using Operand = typename OperandOf<T, C>::Type;
   static constexpr int kGroups = kWarps / kDimBlocks<D> > 0 ? kWarps / kDimBlocks<D> : 1;
 
   const AttendParams& p;
@@ -43,7 +42,7 @@ struct AttendBlock {
     key_scale = value_scale = 1.0f;
     if constexpr (kIsFp8<C>) {
       key_scale = p.k_scale[p.k_scale_stride * work.kv_head];
-      score_scale *= key_scale * Format::kScoreFactor;
+      score_scale *= key_scale;
       value_scale = p.v_scale[p.v_scale_stride * work.kv_head];
     }
   }
@@ -137,16 +136,34 @@ struct AttendBlock {
       if (input.is_key) {
         store_new(input, row, value_row);
       } else {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const int element = row_element(i, lane);
-          const float x = input.x[i] * Format::kQueryFactor;
-          if (element < D) row[query_place(element)] = from_float<T>(x);
-        }
+        store_query(input, index);
       }
     } else if (input.is_key && lane < D / 8) {
       at<uint4>(value_row)[lane] = input.value;
     }
+  }
+
+  // A query for an FP8 cache, over its row of T.
+  template <int N>
+  __device__ __forceinline__ void store_query(const Input<N>& input, int index) const {
+    float x[N], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      x[i] = row_element(i, lane) < D ? to_float(from_float<T>(input.x[i])) : 0.0f;
+      largest = fmaxf(largest, fabsf(x[i]));
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    }
+    const QueryScale scale(largest);
+    auto* row = at<Operand>(layout.queries + index * kRowBytes<D>);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int element = row_element(i, lane);
+      if (element < D) row[query_place(element)] = from_float<Operand>(x[i] * scale.factor);
+    }
+    if (lane == 0) at<float>(layout.row_inverse)[index] = scale.inverse;
   }
 
   // A new key and value as an FP8 cache stores them. The key lies over its row of T.
@@ -195,17 +212,22 @@ struct AttendBlock {
                                         int buffer) const {
     const int slot0 = split * kSplit + warp * kTile, rows = p.row_tiles * kTileRows;
     KeyTile<D> keys;
-    load_keys<T, C, D>(
+    load_keys<C, D>(
         keys, row_of(slot0 + operand_row(lane), ring_slot, layout.new_keys) + operand_byte(lane));
     const int column = 2 * (lane % 4);
 #pragma unroll 1
     for (int tile = 0; tile < p.row_tiles; ++tile) {
       const int row0 = tile * kTileRows;
       float scores[4];
-      multiply_keys<T, D>(scores, keys, shared + layout.queries + row0 * kRowBytes<D>, lane);
+      multiply_keys<Operand, D>(scores, keys, shared + layout.queries + row0 * kRowBytes<D>, lane);
       const int2 position = at<int2>(layout.row_position)[(row0 + column) / 2];
-      const Columns columns{{position.x, position.y}, p.window, score_scale, p.soft_cap};
-      const TileWeights weights = soften<Weight>(scores, columns, slot0, lane);
+      Columns columns{{position.x, position.y}, p.window, {score_scale, score_scale}, p.soft_cap};
+      if constexpr (kIsFp8<C>) {
+        const float2 inverse = at<float2>(layout.row_inverse)[(row0 + column) / 2];
+        columns.scaling[0] *= inverse.x;
+        columns.scaling[1] *= inverse.y;
+      }
+      const TileWeights weights = soften<Operand>(scores, columns, slot0, lane);
       const int row = buffer * rows + row0 + lane / 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -250,11 +272,11 @@ struct AttendBlock {
       for (int tile = warp / kDimBlocks<D>; tile < p.row_tiles; tile += kGroups) {
         const int row0 = buffer * rows + tile * kTileRows, row = row0 + lane / 4;
         SplitWeights weights;
-        load_split_weights<Weight>(weights, at<float>(layout.tile_e) + row * kWarps,
-                                   at<float>(layout.tile_l) + row * kWarps,
-                                   shared + layout.weights + row0 * kWeightRowBytes, lane);
+        load_split_weights<Operand>(weights, at<float>(layout.tile_e) + row * kWarps,
+                                    at<float>(layout.tile_l) + row * kWarps,
+                                    shared + layout.weights + row0 * kWeightRowBytes, lane);
         float o[4];
-        multiply_values<Weight>(o, values, weights);
+        multiply_values<Operand>(o, values, weights);
         merge_up(split, block, tile, weights.e, weights.l, o);
       }
       if (kDimBlocks<D> <= kWarps) break;

@@ -1,10 +1,9 @@
 // What a cache stores: elements of T as they are, or FP8 (e4m3) times a scale.
 //
-// FP8 elements are widened exactly, four a word, where an operand of a product is made of them:
-// keys to T, values to fp16, in which weights are then, too. Four neighbours come out as two pairs,
-// elements 0 and 2 and elements 1 and 3; products are laid out for that. A bf16 key comes out
-// 2^-120 times its value, so that no multiplication is needed; queries are 2^60 times theirs, and
-// scores 2^-60.
+// FP8 elements are widened exactly to fp16, four a word, where an operand of a product is made of
+// them; the other operand is fp16, too. Weights are at most sqrt(2). A query's row is multiplied by
+// the power of two that brings its largest element to 1024 or just above: elements 2^24 times
+// smaller than that are rounded, others exact. Its scores are divided by it.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -22,21 +21,14 @@ inline constexpr bool kIsFp8 = false;
 template <>
 inline constexpr bool kIsFp8<Fp8> = true;
 
-// Type of the weights that multiply values, and what queries and scores are multiplied by.
+// Type of the operands of products.
 template <typename T, typename C>
-struct CacheFormat {
-  using Weight = T;
-  static constexpr float kQueryFactor = 1.0f, kScoreFactor = 1.0f;
+struct OperandOf {
+  using Type = T;
 };
-template <>
-struct CacheFormat<__half, Fp8> {
-  using Weight = __half;
-  static constexpr float kQueryFactor = 1.0f, kScoreFactor = 1.0f;
-};
-template <>
-struct CacheFormat<__nv_bfloat16, Fp8> {
-  using Weight = __half;
-  static constexpr float kQueryFactor = 1152921504606846976.0f, kScoreFactor = kQueryFactor;
+template <typename T>
+struct OperandOf<T, Fp8> {
+  using Type = __half;
 };
 
 // Round to nearest even, saturate at 448.
@@ -44,30 +36,38 @@ __device__ __forceinline__ Fp8 to_fp8(float value) {
   return Fp8{__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3)};
 }
 
-// Elements 0 and 2, and 1 and 3, of a word of four. NaN keys of a bf16 call become finite.
-template <typename T>
-__device__ __forceinline__ void widen(uint32_t& even, uint32_t& odd, uint32_t four);
-template <>
-__device__ __forceinline__ void widen<__nv_bfloat16>(uint32_t& even, uint32_t& odd, uint32_t four) {
-  even = ((four << 4) & 0x07f007f0u) | ((four << 8) & 0x80008000u);
-  odd = ((four >> 4) & 0x07f007f0u) | (four & 0x80008000u);
+__device__ __forceinline__ uint32_t widen_pair(uint32_t two) {
+  const __half2_raw pair =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3);
+  return static_cast<uint32_t>(pair.y) << 16 | pair.x;
 }
-template <>
-__device__ __forceinline__ void widen<__half>(uint32_t& even, uint32_t& odd, uint32_t four) {
-  const uint32_t sorted = __byte_perm(four, 0, 0x3120);
-  const __half2_raw pairs[2] = {
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(sorted), __NV_E4M3),
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(sorted >> 16), __NV_E4M3)};
-  even = static_cast<uint32_t>(pairs[0].y) << 16 | pairs[0].x;
-  odd = static_cast<uint32_t>(pairs[1].y) << 16 | pairs[1].x;
+// Elements 0 and 1, and 2 and 3, of a word of four.
+__device__ __forceinline__ void widen_halves(uint32_t& first, uint32_t& second, uint32_t four) {
+  first = widen_pair(four);
+  second = widen_pair(four >> 16);
+}
+// Elements 0 and 2, and 1 and 3.
+__device__ __forceinline__ void widen_alternate(uint32_t& even, uint32_t& odd, uint32_t four) {
+  widen_halves(even, odd, __byte_perm(four, 0, 0x3120));
 }
 
 // Where an element of a query lies in its row, so that a lane gets those that it multiplies with
-// the pairs that `widen` makes of its four: elements 4c and 4c + 2, 4c + 1 and 4c + 3 of each 16.
+// its four of a key: elements 4c and 4c + 1, and 4c + 2 and 4c + 3, of each 16.
 __device__ __forceinline__ int query_place(int element) {
-  const int in_four = element % 4;
-  return element / 16 * 16 + element % 16 / 4 * 2 + in_four / 2 + in_four % 2 * 8;
+  return element / 16 * 16 + element % 16 / 4 * 2 + element % 2 + element % 4 / 2 * 8;
 }
+
+// The power of two for a row whose largest magnitude this is.
+struct QueryScale {
+  float factor, inverse;
+
+  __device__ __forceinline__ explicit QueryScale(float largest) {
+    constexpr int kLargest = 10;  // 2^10
+    const int exponent = max(__float_as_int(largest) >> 23, kLargest + 1);
+    factor = __int_as_float((254 + kLargest - exponent) << 23);
+    inverse = __int_as_float((exponent - kLargest) << 23);
+  }
+};
 
 // Bytes from row to row in shared memory: 16 more than a row, so that 8 rows' 16-byte pieces fall
 // into different banks.

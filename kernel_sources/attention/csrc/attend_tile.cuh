@@ -4,9 +4,9 @@
 //   output  16 elements of the values of 128 slots against the weights of 8 query rows
 //
 // so that a query row is a column of either product and its bits do not depend on other rows.
-// With an FP8 cache, the four elements that a lane gets of a 16-byte piece are columns 2c and 2c +
-// 1 and 2c + 8 and 2c + 9 of one product, in the order of `widen`; elements of the values alike are
-// rows r and r + 8.
+// With an FP8 cache, the four elements that a lane gets of a 16-byte piece of a key are columns 2c,
+// 2c + 1, 2c + 8 and 2c + 9 of one product; neighbours among the elements of a value are rows r and
+// r + 8.
 #pragma once
 
 #include <cmath>
@@ -33,7 +33,7 @@ __device__ __forceinline__ int operand_row(int lane) { return lane % 16; }
 __device__ __forceinline__ int operand_byte(int lane) { return lane / 16 * 16; }
 
 // `row`: the lane's of 16 slots, by operand_row and operand_byte.
-template <typename T, typename C, int D>
+template <typename C, int D>
 __device__ __forceinline__ void load_keys(KeyTile<D>& keys, const unsigned char* row) {
   if constexpr (!kIsFp8<C>) {
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_keys(KeyTile<D>& keys, const unsigned char*
       for (int i = 0; i < 4; ++i) {
         if (step + i / 2 >= D / 16) continue;
         auto& words = keys.words[step + i / 2];
-        widen<T>(words[i % 2], words[i % 2 + 2], fours[i]);
+        widen_halves(words[i % 2], words[i % 2 + 2], fours[i]);
       }
     }
   }
@@ -82,19 +82,20 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4], const KeyTile<
 struct Columns {
   int position[2];
   int window;
-  float scaling;   // of q . k, in units of log2 without a soft cap
-  float soft_cap;  // 0 without
+  float scaling[2];  // of q . k, in units of log2 without a soft cap
+  float soft_cap;    // 0 without
 
   // Products to scores in units of log2.
   __device__ __forceinline__ void scale(float (&products)[4]) const {
     if (soft_cap == 0.0f) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) products[i] *= scaling;
+      for (int i = 0; i < 4; ++i) products[i] *= scaling[i % 2];
     } else {
       constexpr float kLog2e = 1.4426950408889634f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        products[i] = soft_cap * kLog2e * tanh_fast(__fdividef(products[i] * scaling, soft_cap));
+        products[i] =
+            soft_cap * kLog2e * tanh_fast(__fdividef(products[i] * scaling[i % 2], soft_cap));
       }
     }
   }
@@ -209,7 +210,7 @@ __device__ __forceinline__ void load_values(uint32_t (&values)[kWarps][4], Row r
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         auto& words = values[2 * i + j / 2];
-        widen<__half>(words[j % 2 * 2], words[j % 2 * 2 + 1], fours[j]);
+        widen_alternate(words[j % 2 * 2], words[j % 2 * 2 + 1], fours[j]);
       }
     }
   }

@@ -50,7 +50,8 @@ struct SharedLayout : SharedOffsets {
     tile_l = tile_e + 2 * rows * kWarps * 4;
     row_out = tile_l + 2 * rows * kWarps * 4;
     row_position = row_out + rows * 4;
-    total = row_position + rows * 4;
+    row_inverse = row_position + rows * 4;
+    total = row_inverse + (kIsFp8<C> ? rows * 4 : 0);
   }
 };
 

@@ -312,22 +312,37 @@ bool check(const Case& c) {
 }
 
 // Every FP8 number widens to itself, in the order that products expect.
-template <typename T>
 bool check_widening() {
-  const float unit = 1.0f / (CacheFormat<T, Fp8>::kQueryFactor * CacheFormat<T, Fp8>::kScoreFactor);
   bool good = true;
   for (int code = 0; code < 256; ++code) {
     if ((code & 0x7f) == 0x7f) continue;
+    const float value = stored(Fp8{static_cast<__nv_fp8_storage_t>(code)});
     for (int place = 0; place < 4; ++place) {
-      uint32_t pairs[2];
-      widen<T>(pairs[0], pairs[1], static_cast<uint32_t>(code) << 8 * place);
-      const float value = stored(Fp8{static_cast<__nv_fp8_storage_t>(code)}) * unit;
-      good = good && element<T>(pairs[place % 2], place / 2) == value &&
-             element<T>(pairs[place % 2], 1 - place / 2) == 0.0f &&
-             (pairs[1 - place % 2] & 0x7fff7fff) == 0;
+      uint32_t halves[2], alternate[2];
+      widen_halves(halves[0], halves[1], static_cast<uint32_t>(code) << 8 * place);
+      widen_alternate(alternate[0], alternate[1], static_cast<uint32_t>(code) << 8 * place);
+      for (int i = 0; i < 4; ++i) {
+        const float wanted = i == place ? value : 0.0f;
+        good = good && element<__half>(halves[i / 2], i % 2) == wanted &&
+               element<__half>(alternate[i % 2], i / 2) == wanted;
+      }
     }
   }
   if (!good) std::printf("FP8 numbers widen to others: FAILED\n");
+  return good;
+}
+
+// Rows of any magnitude come to 1024 or just above, and back.
+bool check_query_scales() {
+  bool good = true;
+  for (const float largest : {1.0f, 0.9f, 3e38f, 65504.0f, 1e-3f, 1e-34f}) {
+    const QueryScale scale(largest);
+    const float scaled = largest * scale.factor;
+    good = good && scaled >= 1024.0f && scaled < 2048.0f && scale.factor * scale.inverse == 1.0f;
+  }
+  const QueryScale none(0.0f), smallest(1e-45f);
+  good = good && std::isfinite(none.factor) && none.inverse > 0.0f && smallest.inverse > 0.0f;
+  if (!good) std::printf("scales of queries: FAILED\n");
   return good;
 }
 
@@ -357,7 +372,7 @@ bool check_choice() {
 
 int check_all() {
   using bf16 = __nv_bfloat16;
-  bool good = check_choice() & check_widening<bf16>() & check_widening<__half>();
+  bool good = check_choice() & check_widening() & check_query_scales();
   good &= check<bf16, 128>({"one token", 1, 1, 8, 2, 1024, {300}, 0, 1, false, 0, 128});
   good &= check<__half, 64>({"empty cache", 1, 1, 8, 2, 200, {0}, 0, 1, false, 0, 64});
   good &= check<bf16, 64>({"last slot", 1, 1, 8, 2, 130, {129}, 0, 2, true, 0, 20});
