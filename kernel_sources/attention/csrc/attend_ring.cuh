@@ -28,6 +28,13 @@ class Ring {
               work.kv_head * p.v_cache_strides[1];
     key_stride_ = p.k_cache_strides[2];
     value_stride_ = p.v_cache_strides[2];
+    if (kWholeRows) {
+      const int row = threadIdx.x / 32 * kTile + threadIdx.x % 32 / kPieces;
+      const int piece = threadIdx.x % 32 % kPieces;
+      keys_ += row * key_stride_ + kPiece * piece;
+      values_ += row * value_stride_ + kPiece * piece;
+      place_ = row * kCacheRowBytes<C, D> + 16 * piece;
+    }
   }
 
   // With so few slots, values are read only after all keys and values before are done with.
@@ -53,29 +60,31 @@ class Ring {
   }
 
  private:
+  static constexpr int kPiece = 16 / sizeof(C), kPieces = D / kPiece;  // of a row, 16 bytes each
+  // A warp takes whole rows at once: every lane has its row, and others so many rows below.
+  static constexpr bool kWholeRows = 32 % kPieces == 0;
+
   __device__ __forceinline__ void copy_rows(const C* rows, int64_t stride, int split) const {
-    constexpr int kPiece = 16 / sizeof(C), kPieces = D / kPiece;
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * kTile, slot0 = split * kSplit;
-    unsigned char* target = memory_ + write_ * kSlotBytes + row0 * kCacheRowBytes<C, D>;
-    if (32 % kPieces == 0 && slot0 >= first_ && slot0 + kSplit - 1 <= last_) {  // all is history
-      constexpr int kRows = 32 / kPieces,
-                    kSteps = kTile / kRows;  // rows that the warp takes at once
-      const int row = lane / kPieces, piece = lane % kPieces;
-      const C* source = rows + (slot0 + row0 + row) * stride + kPiece * piece;
-      target += row * kCacheRowBytes<C, D> + 16 * piece;
+    unsigned char* slot = memory_ + write_ * kSlotBytes;
+    const int slot0 = split * kSplit, lane = threadIdx.x % 32;
+    if (kWholeRows && slot0 >= first_ && slot0 + kSplit - 1 <= last_) {  // all is history
+      constexpr int kRows = 32 / kPieces;
+      unsigned char* target = slot + place_;
+      const C* source = rows + slot0 * stride;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kTile / kRows; ++i) {
         copy_async(target + i * kRows * kCacheRowBytes<C, D>, source + i * kRows * stride, 16);
       }
       return;
     }
+    const int row0 = threadIdx.x / 32 * kTile;
+    if (kWholeRows) rows -= (row0 + lane / kPieces) * stride + kPiece * (lane % kPieces);
 #pragma unroll
     for (int i = lane; i < kTile * kPieces; i += 32) {
-      const int row = i / kPieces, piece = i % kPieces;
-      const int slot = slot0 + row0 + row;
-      const bool is_history = slot >= first_ && slot <= last_;
-      const C* source = rows + (is_history ? slot : 0) * stride + kPiece * piece;
-      copy_async(target + row * kCacheRowBytes<C, D> + 16 * piece, source, is_history ? 16 : 0);
+      const int row = row0 + i / kPieces, piece = i % kPieces;
+      const bool is_history = slot0 + row >= first_ && slot0 + row <= last_;
+      const C* source = rows + (is_history ? slot0 + row : 0) * stride + kPiece * piece;
+      copy_async(slot + row * kCacheRowBytes<C, D> + 16 * piece, source, is_history ? 16 : 0);
     }
   }
 
@@ -86,6 +95,7 @@ class Ring {
   int slots_, items_, split_;
   int first_, last_;          // slots of the cache that are read
   int next_ = 0, taken_ = 0;  // items asked for, and taken
+  int place_ = 0;             // of the lane's first piece in a slot, in bytes
   int write_ = 0, read_ = 0;  // slots of the next item to ask for, and to take
 };
 
