@@ -4,7 +4,10 @@ from __future__ import annotations
 
 WIDTHS = (2, 4, 8)  # tokens of a verification: its graphs; attention takes up to eight
 STRONGEST = 12
-RATE = 0.1  # of what was seen last in every average
+RATE = 0.1  # of what was seen last in the truth of drafts
+COST_RATE = 0.2  # and in the time of a step
+FORGET_RATE = 0.002  # of a time that is not measured, with every plain step
+LONGEST = 3.0  # times the average: more says nothing of a plain step
 MARGIN = 1.03  # a gain below this is noise
 # Until measured: a verification of so many tokens against a plain step.
 FIRST_COSTS = {2: 1.15, 4: 1.2, 8: 1.3}
@@ -33,10 +36,10 @@ class Depth:
         return best
 
     def cost(self, width: int) -> float:
-        """A verification against a plain step."""
+        """A verification against a plain step, which it cannot undercut."""
         if self._plain is None or width not in self._wide:
             return FIRST_COSTS[width]
-        return self._wide[width] / self._plain
+        return max(1.0, self._wide[width] / self._plain)
 
     def saw(self, strength: int, true: bool) -> None:
         """A draft of this strength came true, or did not."""
@@ -49,10 +52,16 @@ class Depth:
             self.saw(strength + offset, offset < accepted)
 
     def took(self, width: int, seconds: float) -> None:
-        """A plain step (width 1) or a verification took so long."""
-        before = self._plain if width == 1 else self._wide.get(width)
-        after = seconds if before is None else before + RATE * (seconds - before)
-        if width == 1:
-            self._plain = after
-        else:
-            self._wide[width] = after
+        """A plain step (width 1) or a verification took so long.
+
+        A single time may be anything (another process, a collection), so it counts for a part
+        only; and what has not been tried for long is forgotten, so that it is tried again.
+        """
+        if width > 1:
+            before = self._wide.get(width, FIRST_COSTS[width] * (self._plain or seconds))
+            self._wide[width] = before + COST_RATE * (seconds - before)
+            return
+        before = seconds if self._plain is None else self._plain
+        self._plain = before + COST_RATE * (min(seconds, LONGEST * before) - before)
+        for other, old in self._wide.items():
+            self._wide[other] = old + FORGET_RATE * (FIRST_COSTS[other] * self._plain - old)

@@ -152,7 +152,7 @@ def test_a_longer_match_counts_before_a_later_one() -> None:
 def test_depth_follows_truth_and_cost() -> None:
     costs = Depth()
     costs.took(1, 1.0)
-    for width in depth.WIDTHS:
+    for width in depth.WIDTHS * 20:
         costs.took(width, 1.2)
     for _ in range(60):
         costs.saw_verified(2, 7, 7)
@@ -169,6 +169,22 @@ def test_depth_follows_truth_and_cost() -> None:
         for _ in range(100):
             costs.took(width, 20.0)
     assert costs.choose(12, 20) == 0
+    for _ in range(2000):
+        costs.took(1, 1.0)
+    assert costs.choose(12, 20) == 7
+
+
+def test_a_single_odd_time_decides_nothing() -> None:
+    costs = Depth()
+    for _ in range(20):
+        costs.took(1, 1.0)
+        for width in depth.WIDTHS:
+            costs.took(width, 1.3)
+    costs.took(8, 3.0)
+    costs.took(1, 1000.0)
+    assert 1.0 <= costs.cost(8) < 1.7
+    assert costs.choose(12, 20) == 7
+    assert costs.cost(2) >= 1.0
 
 
 @pytest.mark.usefixtures("_always")
