@@ -52,7 +52,9 @@ def command(
     max_queue: Annotated[int, typer.Option(help="prompts that wait; more get 429")] = 64,
     timeout: Annotated[float, typer.Option(help="seconds from request to last token")] = 600.0,
     grace: Annotated[float, typer.Option(help="seconds for running requests at the end")] = 30.0,
-    max_body: Annotated[float, typer.Option(help="largest request body in MiB")] = 16.0,
+    max_body: Annotated[
+        float, typer.Option(help="largest request body in MiB; images need room")
+    ] = 4.0,
     prefix_reuse: Annotated[
         bool, typer.Option(help="compute only what a conversation's next turn adds")
     ] = True,

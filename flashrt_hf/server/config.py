@@ -39,7 +39,7 @@ class ServerConfig:
     max_choices: int = 8
     request_timeout_s: float = 600.0
     grace_s: float = 30.0
-    max_body_bytes: int = 16 * MIB
+    max_body_bytes: int = 4 * MIB
     body_timeout_s: float = 30.0
     stall_timeout_s: float = 60.0
     prefix_reuse: bool = True

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 import tiny_model
 
 from flash_rt.flashrt_hf.server.config import ServerConfig
+from flash_rt.flashrt_hf.server.errors import ApiError
 from flash_rt.flashrt_hf.server.fair_queue import FairQueue, QueueFull
 from flash_rt.flashrt_hf.server.gate import Keys
+from flash_rt.flashrt_hf.server.schema.base import read
+from flash_rt.flashrt_hf.server.schema.chat import ChatRequest
+from flash_rt.flashrt_hf.server.schema.completions import CompletionRequest
 from flash_rt.flashrt_hf.server.stand_in import stand_in_tokenizer
 from flash_rt.flashrt_hf.server.text import Codec, Stops, overlap
 
@@ -206,3 +211,47 @@ def test_open_addresses():
         assert ServerConfig(name="x", host=host).loopback
     assert not ServerConfig(name="x", host="0.0.0.0", api_keys=("k",)).loopback
     assert not ServerConfig(name="x", host="0.0.0.0", anonymous=True).loopback
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [*range(40_000), "x"]}, "prompt[40000]"),
+        ({"prompt": ["x", *range(40_000)]}, "prompt[1]"),
+        ({"prompt": [["x"] * 40_000]}, "prompt[0][0]"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": "x", **{f"a{i}": 1 for i in range(40_000)}}, "a0"),
+        ({"prompt": "x", "logit_bias": {f"a{i}": "z" for i in range(40_000)}}, "logit_bias"),
+        ({"prompt": "x", "stop": [1] * 40_000}, "stop"),
+        ({"prompt": "x", "stop": ["a", ""]}, "stop[1]"),
+        ({"prompt": "x", "stream_options": {"what": 1}}, "stream_options.what"),
+    ],
+)
+def test_large_wrong_bodies_have_short_answers(fields, param):
+    with pytest.raises(ApiError) as caught:
+        read(CompletionRequest, json.dumps({"model": "x", **fields}).encode())
+    assert caught.value.param == param
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user"}] * 9000}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "audio"}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+    ],
+)
+def test_wrong_parameters_are_named(fields, param):
+    body = {"model": "x", "messages": [{"role": "user", "content": "x"}], **fields}
+    with pytest.raises(ApiError) as caught:
+        read(ChatRequest, json.dumps(body).encode())
+    assert caught.value.param == param

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import SamplingRequest, Strict
 
+MAX_MESSAGES = 10_000
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -16,6 +17,9 @@ class TextPart(Strict):
 
     type: Literal["text"]
     text: str
+
+
+Texts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class ImageAddress(Strict):
@@ -39,7 +43,7 @@ class SystemMessage(Strict):
     """Instructions."""
 
     role: Literal["system", "developer"]
-    content: str | list[TextPart]
+    content: str | Texts
     name: str | None = None
 
 
@@ -47,7 +51,7 @@ class UserMessage(Strict):
     """What a user says and shows."""
 
     role: Literal["user"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(fail_fast=True)]
     name: str | None = None
 
 
@@ -70,9 +74,9 @@ class AssistantMessage(Strict):
     """An earlier answer; clients send back what they got, with empty fields."""
 
     role: Literal["assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Texts | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -83,7 +87,7 @@ class ToolMessage(Strict):
     """What a called tool answered."""
 
     role: Literal["tool"]
-    content: str | list[TextPart]
+    content: str | Texts
     tool_call_id: str
 
 
@@ -158,16 +162,16 @@ class ChatRequest(SamplingRequest):
     ``chat_template_kwargs`` sets variables of the model's chat template.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None

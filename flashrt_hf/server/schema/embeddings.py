@@ -7,27 +7,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import Strict
-from .completions import Ids
+from .many import OneOrMany, several
 
 
 class EmbeddingRequest(Strict):
     """Body of ``/v1/embeddings``."""
 
     model: str
-    input: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=2048)]
-        | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=2048)]
-    )
+    input: OneOrMany
     encoding_format: Literal["float", "base64"] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
 
     @property
     def inputs(self) -> list[str | list[int]]:
         """Every text or list of tokens."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [self.input]
-        return list(self.input)
+        return several(self.input)
