@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -344,3 +346,26 @@ def test_encoder_decoders_answer_through_the_host() -> None:
     wanted = tokenizer.decode(out[0], skip_special_tokens=True)
     with flash_rt.load_model(model, tokenizer=tokenizer) as handle:
         assert handle.predict("Why?", raw=True, max_new_tokens=6) == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"draft": "lookup"},
+        {"precision": "int8", "min_cosine": None},
+        {"precision": "int8", "min_cosine": None, "keep_host": False},
+    ],
+)
+def test_a_closed_handle_frees_its_model(folder: Path, options: dict[str, Any]) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        handle = flash_rt.load_model(folder, device="cpu", progress=False, **options)
+        handle.predict("Why?", max_new_tokens=5)
+        list(handle.stream("Why?", max_new_tokens=5))
+        model = weakref.ref(handle.model)
+        handle.close()
+        assert model() is None
+    finally:
+        gc.enable()
