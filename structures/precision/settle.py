@@ -47,6 +47,7 @@ class Prepared:
         calls, reference: held-out text and the outputs on it.
         text: in words.
         unmeasured: why there is no text, if so.
+        key: of the statistics in the cache.
     """
 
     statistics: Statistics
@@ -54,6 +55,7 @@ class Prepared:
     reference: Sequence[torch.Tensor] = ()
     text: str = ""
     unmeasured: str = ""
+    key: str = ""
 
 
 def prepare(model: nn.Module, packing: Packing, settings: Quantising) -> Prepared:
@@ -82,9 +84,8 @@ def prepare(model: nn.Module, packing: Packing, settings: Quantising) -> Prepare
     packing.importance = known.columns(packing.device)
     if settings.min_cosine is None:
         return Prepared(known)
-    return Prepared(
-        known, held_out, reference_rows(model, held_out, packing.device), text, unmeasured
-    )
+    reference = reference_rows(model, held_out, packing.device)
+    return Prepared(known, held_out, reference, text, unmeasured, key)
 
 
 def _key(model: nn.Module, packing: Packing, settings: Quantising, calls: Sequence[Call]) -> str:
@@ -165,14 +166,18 @@ def _measure(
 
 def finish(model: nn.Module, packing: Packing, settings: Quantising, prepared: Prepared) -> None:
     """Pack every unit, then measure and promote until the floor holds."""
+    floor, statistics = settings.min_cosine, prepared.statistics
+    before = [] if floor is None else statistics.promotions(floor)
+    by_name = {unit.name: unit for unit in packing.units}
+    for step in before:
+        by_name[step.unit].precision = step.after
     packing.pack_all()
-    packing.prices = prepared.statistics.prices
-    floor = settings.min_cosine
+    packing.prices = statistics.prices
     if floor is None:
         packing.notes.append("fidelity: not measured (min_cosine=None)")
         return
-    if prepared.statistics.price_note:
-        packing.notes.append(prepared.statistics.price_note)
+    if statistics.price_note:
+        packing.notes.append(statistics.price_note)
     if not prepared.calls:
         packing.notes.append(
             f"fidelity: not measured, because there is no calibration data and "
@@ -188,7 +193,11 @@ def finish(model: nn.Module, packing: Packing, settings: Quantising, prepared: P
             *(model, prepared.calls, prepared.reference), text=prepared.text, device=packing.device
         ),
     )
-    packing.promotions = steps
+    if steps:
+        statistics.keep(floor, [*before, *steps])
+        complaint = cache.write(prepared.key, vars(statistics))
+        packing.notes += [complaint] if complaint else []
+    packing.promotions = steps = [*before, *steps]
     packing.notes.append(f"fidelity to the model's own full precision: {packing.fidelity}")
     held = "holds" if packing.fidelity.cosine >= floor else "cannot be held"
     packing.notes.append(f"floor: cosine {floor} {held}, with {len(steps)} promotions")

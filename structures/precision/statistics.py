@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 
 from . import cache
 from .data import SAMPLED_ROWS, SAMPLED_TOKENS
-from .formats import QUANTISED
+from .formats import PRECISIONS, QUANTISED
 from .prices import Prices
+from .promote import Promotion
 from .units import Unit
 
 
@@ -28,6 +29,8 @@ class Statistics:
         prices: loss of cosine by unit and precision.
         price_note: how prices were measured.
         sampled: ids of sampled text.
+        promoted: by floor, the fields of every ``Promotion`` that it asked for, in order. A later
+            run starts from there, and measures all the same.
     """
 
     scales: dict[str, float] = field(default_factory=dict)
@@ -35,6 +38,15 @@ class Statistics:
     prices: Prices = field(default_factory=dict)
     price_note: str = ""
     sampled: list[list[int]] | None = None
+    promoted: dict[str, list[list[Any]]] = field(default_factory=dict)
+
+    def promotions(self, floor: float) -> list[Promotion]:
+        """What ``floor`` asked for before; empty where that is not known."""
+        return [Promotion(*step) for step in self.promoted.get(str(floor), [])]
+
+    def keep(self, floor: float, steps: Sequence[Promotion]) -> None:
+        """Remember what ``floor`` asked for."""
+        self.promoted[str(floor)] = [[*astuple(step)] for step in steps]
 
     def columns(self, device: torch.device) -> dict[str, torch.Tensor]:
         """``importance`` as fp32 ``[K]`` on ``device``."""
@@ -82,6 +94,21 @@ def _whole(found: Any, units: Sequence[Unit]) -> bool:
         and _are_columns(found.importance, units)
         and isinstance(found.price_note, str)
         and (found.sampled is None or _are_ids(found.sampled))
+        and _are_promotions(found.promoted, names)
+    )
+
+
+def _are_promotions(found: Any, names: set[str]) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(steps, list)
+        and all(
+            isinstance(step, list)
+            and [type(part) for part in step] == [str, str, str, float, int]
+            and step[0] in names
+            and {step[1], step[2]} <= {*PRECISIONS}
+            for step in steps
+        )
+        for steps in found.values()
     )
 
 

@@ -115,6 +115,32 @@ def test_caches_in_fp8(folder: Path) -> None:
         assert small < handle._shelf._loops[1].memory_bytes
 
 
+def test_the_second_construction_starts_from_what_the_floor_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[float] = []
+    right = settle.compare
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found = right(*args, **kwargs)
+        measured.append(found.cosine)
+        return found
+
+    monkeypatch.setattr(settle, "compare", counted)
+    plans = []
+    for floor in (0.995, 0.995, 0.9):
+        with load(folder, precision="nvfp4", min_cosine=floor) as handle:
+            packing = handle.plan.packing
+            plans.append((packing.promotions, packing.fidelity, packed(handle)))
+            measured.append(floor)
+    first = measured.index(0.995)
+    assert first > 1
+    assert measured[first - 1] >= 0.995 > measured[0]
+    assert measured[first + 1 : first + 3] == [measured[first - 1], 0.995]
+    assert plans[0] == plans[1]
+    assert len(plans[0][0]) > len(plans[2][0])
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_bars_show_what_takes_long(
     folder: Path, shown: bool, capsys: pytest.CaptureFixture[str]
