@@ -22,6 +22,7 @@ from torch import nn
 
 from ..products import has_fp8_products
 from ..prove import PROBE_ERRORS
+from ..weights import ROW_GROUP
 from .data import Call, joined
 from .fidelity import output_rows
 from .formats import CLIMB, packer, unpack
@@ -31,6 +32,7 @@ from .units import Leaf, Unit
 PRICE_POSITIONS = 512
 # Positions of one backward pass: on a GPU they bound its memory, on a CPU every pass packs again.
 PASS_POSITIONS = {"cuda": 128}
+BLOCK_ELEMENTS = 16 << 20  # of a weight at a time: 64 MB in fp32
 SEED = 21
 # Loss of cosine, by unit and precision.
 Prices: TypeAlias = "dict[str, dict[str, float]]"
@@ -166,18 +168,16 @@ def _add(errors: dict[str, float], seen: Sequence[Seen], importance: torch.Tenso
     for leaf, x, y, gradient in seen:
         x = x.reshape(-1, x.shape[-1])
         size += float(y.detach().float().square().sum())
-        weight = leaf.parameter.detach().to(x.device)
-        weight = weight.t() if leaf.transposed else weight
-        for precision in errors:
-            packed = packer(precision, importance=importance)(weight)
-            wrong = unpack(packed, weight.dtype) - weight
-            moved = F.linear(x, wrong)
-            if precision == "fp8" and has_fp8_products(x.device):
-                moved = moved + F.linear(fp8_rounded(x) - x, weight)
-            if gradient is None:
-                alone[precision] += float(moved.float().square().sum())
-            else:
-                rows = (moved.float() * gradient.reshape(moved.shape).float()).sum(-1)
+        if gradient is not None:
+            gradient = gradient.reshape(len(x), -1)
+        for start, weight in _row_blocks(leaf):
+            weight = weight.to(x.device)
+            for precision in errors:
+                moved = _moved(x, weight, precision, importance)
+                if gradient is None:
+                    alone[precision] += float(moved.square().sum())
+                    continue
+                rows = (moved * gradient[:, start : start + len(weight)].float()).sum(-1)
                 sums[precision] = sums.get(precision, torch.zeros_like(rows)) + rows
     for precision in errors:
         if precision in sums:
@@ -185,6 +185,27 @@ def _add(errors: dict[str, float], seen: Sequence[Seen], importance: torch.Tenso
         elif seen and seen[0][3] is None:
             errors[precision] += alone[precision]
     return size
+
+
+def _row_blocks(leaf: Leaf) -> Iterator[tuple[int, torch.Tensor]]:
+    """First row and ``[rows, K]`` of parts of a weight: bounds what pricing adds to the memory."""
+    weight = leaf.parameter.detach()
+    weight = weight.t() if leaf.transposed else weight
+    step = max(ROW_GROUP, BLOCK_ELEMENTS // weight.shape[1] // ROW_GROUP * ROW_GROUP)
+    for start in range(0, weight.shape[0], step):
+        yield start, weight[start : start + step]
+
+
+def _moved(
+    x: torch.Tensor, weight: torch.Tensor, precision: str, importance: torch.Tensor | None
+) -> torch.Tensor:
+    """What quantising adds to ``x @ weight.T``, in fp32."""
+    packed = packer(precision, importance=importance)(weight)
+    wrong = unpack(packed, torch.float32) - weight
+    moved = F.linear(x, wrong.to(x.dtype))
+    if precision == "fp8" and has_fp8_products(x.device):
+        moved = moved + F.linear(fp8_rounded(x) - x, weight)
+    return moved.float()
 
 
 def fp8_rounded(x: torch.Tensor) -> torch.Tensor:

@@ -362,3 +362,34 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     hit, plan = run(zoo.make("llama"))
     assert not hit
     assert "statistics could not be cached" in text(plan)
+
+
+def test_prices_do_not_depend_on_how_weights_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = zoo.make("llama"), tokens(6, 50)
+    units = structures.plan(model, precision="fp8").packing.units  # type: ignore[union-attr]
+    calls = [data.Call(kwargs={"input_ids": ids})]
+    cpu = torch.device("cpu")
+    whole, _ = prices.measure_prices(model, units, calls, {}, cpu)
+    monkeypatch.setattr(prices, "BLOCK_ELEMENTS", 64 * 32)
+    cut, _ = prices.measure_prices(model, units, calls, {}, cpu)
+    for name, costs in whole.items():
+        for precision, cost in costs.items():
+            assert cut[name][precision] == pytest.approx(cost, rel=1e-3)
+
+
+def test_both_paths_are_measured_where_they_differ(place: str) -> None:
+    dtype = torch.float32 if place == "cpu" else torch.bfloat16
+    model = zoo.make("llama", dtype, place)
+    plan = structures.attach(
+        model, precision="fp8", calibration=tokens(24, 100), min_cosine=0.5, keep_host="cpu"
+    )
+    assert plan.packing is not None and plan.packing.fidelity is not None
+    found = plan.packing.fidelity
+    assert 0.98 < found.prefill.cosine <= found.decode.cosine < 1.0
+    in_fp8 = place == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+    assert (found.prefill.cosine < found.decode.cosine) == in_fp8
+    foretold = sum(plan.packing.prices[unit.name][unit.precision] for unit in plan.packing.units)
+    measured = 1.0 - found.prefill.cosine
+    assert measured / 1.6 < foretold < measured * 1.6
+    plan.detach()
+    assert all(p.device.type == place for p in model.parameters())
