@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .scales import BLOCK, FP8, eight_bit, nvfp4
+from .scales import BLOCK, FP8, eight_bit, fp8_data, nvfp4
 from .tensor import PackedTensor
 
 NAMES = (
@@ -107,10 +107,10 @@ def read(
     data = tensors.get("weight")
     if data is None:
         data = _unpacked(tensors["weight_packed"], shape)
-    if data.dtype not in (FP8, torch.int8) or tuple(data.shape) != shape:
-        raise ValueError(
-            f"weight must be float8_e4m3fn or int8 {shape}, got {data.dtype} {tuple(data.shape)}"
-        )
+    if data.dtype != torch.int8:
+        data = fp8_data(data, shape)
+    elif tuple(data.shape) != shape:
+        raise ValueError(f"weight must have shape {shape}, got {tuple(data.shape)}")
     static = tensors.get("input_scale") if data.dtype == FP8 else None
     return eight_bit(data, scale, dtype, static)
 

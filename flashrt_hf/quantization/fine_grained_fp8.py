@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .scales import BLOCK, FP8, eight_bit
+from .scales import BLOCK, eight_bit, fp8_data
 from .tensor import PackedTensor
 
 NAMES = ("weight", "weight_scale_inv", "activation_scale")
@@ -37,11 +37,7 @@ def read(
     """See ``foreign.Format``."""
     if "weight_scale_inv" not in tensors:
         return None
-    weight = tensors["weight"]
-    if weight.dtype != FP8 or tuple(weight.shape) != shape:
-        raise ValueError(
-            f"weight must be float8_e4m3fn {shape}, got {weight.dtype} {tuple(weight.shape)}"
-        )
+    weight = fp8_data(tensors["weight"], shape)
     scale = tensors["weight_scale_inv"]
     if scale.dtype == torch.uint8:
         raise ValueError("weight_scale_inv must be floating-point, got uint8 (MXFP8)")

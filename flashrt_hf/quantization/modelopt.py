@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .scales import FP8, eight_bit, nvfp4
+from .scales import FP8, eight_bit, fp8_data, nvfp4
 from .tensor import PackedTensor
 
 NAMES = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
@@ -84,8 +84,4 @@ def read(
             scale=whole,
             theirs=lambda numbers, blocks: numbers * (blocks * whole),
         )
-    if weight.dtype != FP8 or tuple(weight.shape) != shape:
-        raise ValueError(
-            f"weight must be float8_e4m3fn {shape}, got {weight.dtype} {tuple(weight.shape)}"
-        )
-    return eight_bit(weight, scale, dtype, tensors.get("input_scale"))
+    return eight_bit(fp8_data(weight, shape), scale, dtype, tensors.get("input_scale"))

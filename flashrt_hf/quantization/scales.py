@@ -9,12 +9,32 @@ import torch
 
 from flash_rt.structures import kernels
 
-from .tensor import PackedTensor, packed_weight
+from .tensor import FLOATS, PackedTensor, packed_weight
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 128
 _E2M1 = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NEARBY = (0, 1, -1, 2, -2, 3, -3)  # steps of the fp32 scale that are tried, the nearest first
+
+
+def fp8_data(weight: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """A stored E4M3 weight, also where it was cast to the model's dtype on its way.
+
+    Older transformers cast everything that is called weight; E4M3 comes back exactly.
+
+    Raises:
+        ValueError: another dtype or shape, or values that are no E4M3.
+    """
+    data = weight
+    if weight.dtype in FLOATS:
+        data = weight.to(FP8)
+        if not torch.equal(data.to(weight.dtype), weight):
+            data = weight
+    if data.dtype != FP8 or tuple(data.shape) != shape:
+        raise ValueError(
+            f"weight must be float8_e4m3fn {shape}, got {data.dtype} {tuple(data.shape)}"
+        )
+    return data
 
 
 def eight_bit(

@@ -78,8 +78,9 @@ class FlashRTQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.pre_quantized:
             return []
         foreign = self.quantization_config.foreign
-        names = list(stored.NAMES if foreign is None else foreign.names)
-        return [WeightConverter(names, "weight", [Rebuild(self)])]
+        names = stored.NAMES if foreign is None else foreign.names
+        # Patterns, and older transformers look for them anywhere in a name.
+        return [WeightConverter([f"{name}$" for name in names], "weight", [Rebuild(self)])]
 
     def get_state_dict_and_metadata(
         self, model: Any
