@@ -135,3 +135,13 @@ def nvfp4_shape(
     checks.same_device(op, "block_scales", block_scales, codes.device)
     checks.contiguous(op, "block_scales", block_scales)
     return N, K
+
+
+def statistic(
+    op: str, name: str, tensor: torch.Tensor, shape: Sequence[int], device: torch.device
+) -> None:
+    """Something measured of a layer's input: fp32 of that shape, contiguous, on ``device``."""
+    checks.shape_is(op, name, tensor, shape)
+    checks.dtype_in(op, name, tensor, (torch.float32,))
+    checks.same_device(op, name, tensor, device)
+    checks.contiguous(op, name, tensor)
