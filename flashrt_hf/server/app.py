@@ -47,7 +47,9 @@ class Server:
     def __init__(self, model: Served, config: ServerConfig) -> None:
         self.model, self.config = model, config
         self.metrics = Metrics()
-        self.worker = Worker(model.engine, max_queue=config.max_queue, metrics=self.metrics)
+        self.worker = Worker(
+            model.engine, max_queue=config.max_queue, metrics=self.metrics, device=model.device
+        )
         self._images = Images(config)
         self.metrics.gauge("queue_depth", "Requests that wait", lambda: self.worker.waiting)
         self.metrics.gauge("running", "Requests that have a slot", lambda: self.worker.running)

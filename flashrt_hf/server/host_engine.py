@@ -155,6 +155,8 @@ class _Run:
     def _generate(self) -> None:
         request = self.job.request
         device = next(self._model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         ids = torch.tensor([request.prompt_ids], device=device)
         dtype = self._model.dtype
         inputs = {

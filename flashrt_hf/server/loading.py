@@ -70,6 +70,7 @@ def text_model(
         template=ChatTemplate(tokenizer if processor is None else processor),
         defaults=Defaults.of(generation),
         vision=None if processor is None else ProcessorVision(processor),
+        device=next(model.parameters()).device,
     )
 
 
@@ -80,7 +81,13 @@ def encoder_model(model: Any, tokenizer: Any, *, name: str, pooling: str) -> Ser
         ValueError: an unknown pooling.
     """
     encoder = Encoder(model, tokenizer, pooling=pooling)
-    return Served(name=name, plan=plan_reader(model), max_len=encoder.max_len, embedder=encoder)
+    return Served(
+        name=name,
+        plan=plan_reader(model),
+        max_len=encoder.max_len,
+        embedder=encoder,
+        device=next(model.parameters()).device,
+    )
 
 
 def _engine(model: Any, processor: Any, max_len: int, options: dict[str, Any]) -> Engine:

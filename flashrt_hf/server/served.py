@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from .engine import Engine
 from .sampling import Defaults
 from .template import ChatTemplate
@@ -40,6 +42,7 @@ class Served:
         codec, engine: of a model that writes text.
         vision: of a model that also looks at images.
         embedder: of an encoder.
+        device: where the model is; None where it does not matter.
         plan: the rows of ``structures.explain`` and its notes, as JSON has them.
     """
 
@@ -52,6 +55,7 @@ class Served:
     defaults: Defaults = field(default_factory=Defaults)
     vision: Vision | None = None
     embedder: Embedder | None = None
+    device: torch.device | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

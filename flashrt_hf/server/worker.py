@@ -28,8 +28,15 @@ Delivery = list[tuple[Work, object]]
 class Worker:
     """Takes work from any coroutine of one event loop and reports into each work's ``events``."""
 
-    def __init__(self, engine: Engine | None, *, max_queue: int, metrics: Metrics) -> None:
-        self.engine, self.metrics = engine, metrics
+    def __init__(
+        self,
+        engine: Engine | None,
+        *,
+        max_queue: int,
+        metrics: Metrics,
+        device: torch.device | None = None,
+    ) -> None:
+        self.engine, self.metrics, self._device = engine, metrics, device
         self._queue: FairQueue[Work] = FairQueue(max_queue)
         self._changed = threading.Condition()
         self._running: dict[Hashable, TextWork] = {}
@@ -119,6 +126,8 @@ class Worker:
 
     def _run(self) -> None:
         try:
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
             while self._turn():
                 pass
         except BaseException:
