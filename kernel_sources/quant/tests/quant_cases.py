@@ -43,7 +43,8 @@ def fp8_bytes(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def row_scale(values: torch.Tensor, largest: float) -> torch.Tensor:
     magnitude = values.float().abs().amax(-1)
-    return torch.where(magnitude > 0, (magnitude / largest).clamp(min=2.0**-126), 1.0)
+    scale = (magnitude / torch.full_like(magnitude, largest)).clamp(min=2.0**-126)
+    return torch.where(magnitude > 0, scale, 1.0)
 
 
 def search(values, scales_around, importance=None):

@@ -19,7 +19,7 @@ def quantised(
     scale, divisor = static, static
     if static is None:
         magnitude = y.float().abs().amax(-1)
-        scale = torch.where(magnitude > 0, magnitude / 448, 1.0)
+        scale = torch.where(magnitude > 0, magnitude / torch.full_like(magnitude, 448), 1.0)
         divisor = scale[..., None]
     quotient = (y.float() / divisor).double().cpu()
     grid = torch.arange(0x7F, dtype=torch.uint8).view(FP8).double()

@@ -25,7 +25,8 @@ def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
 
 def scale_of(magnitude: torch.Tensor, largest: float = FP8_MAX) -> torch.Tensor:
     """``magnitude / largest``, at least 2**-126; 1 for 0 and NaN for what is not finite."""
-    scale = (magnitude / largest).clamp(min=SMALLEST_SCALE)
+    # By a tensor: torch on CUDA divides by a number as it multiplies by its rounded reciprocal.
+    scale = (magnitude / torch.full_like(magnitude, largest)).clamp(min=SMALLEST_SCALE)
     scale = torch.where(magnitude == 0, torch.ones_like(scale), scale)
     return torch.where(magnitude.isfinite(), scale, torch.full_like(scale, torch.nan))
 
