@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 REAL_MODEL = "smollm2"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -39,27 +39,6 @@ def load_host(
         name, device=device, dtype=dtype, attach=False, progress=False
     ).model
     return model
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer alone.
-
-    Raises:
-        ValueError: the name is a benchmark model's, whose weights are random.
-        FileNotFoundError: there is no such model.
-    """
-    from .bench import models
-
-    if name in models.CONFIGS:
-        raise ValueError(f"model must have real weights, got the benchmark model {name!r}")
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(_place(name))
-    except OSError as error:
-        raise FileNotFoundError(
-            f"model must be {MODEL_HELP}; got {name!r}: {str(error).splitlines()[0]}"
-        ) from error
 
 
 def load_handle(

@@ -18,6 +18,16 @@ NAMES = (
     "logit_bias",
     "min_new_tokens",
 )
+# What a checkpoint's generation_config would set otherwise, on the host and not on the loop.
+NEUTRAL: dict[str, Any] = {
+    **{"top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0, "epsilon_cutoff": 0.0},
+    **{"eta_cutoff": 0.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
+}
+GREEDY: dict[str, Any] = {
+    **{"temperature": None, "top_k": None, "top_p": None, "min_p": None, "typical_p": None},
+    **{"epsilon_cutoff": None, "eta_cutoff": None, "repetition_penalty": 1.0},
+    "no_repeat_ngram_size": 0,
+}
 # What transformers' generate has under the same name.
 HOST_NAMES = ("do_sample", "temperature", *DRAWING, "repetition_penalty", "min_new_tokens")
 
@@ -65,6 +75,4 @@ def for_host(where: str, options: Mapping[str, Any], *, why: str) -> dict[str, A
                 f"{where}: {name} needs the decode loop, got {value!r}; the host generates "
                 f"because {why}"
             )
-    if found["do_sample"]:
-        found.setdefault("top_k", 0)  # which transformers would set to 50
-    return found
+    return {**(NEUTRAL if found["do_sample"] else GREEDY), **found}

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flash_rt.structures.lending import indexed
+
 from .files import WHERE
 from .source import Source
 
@@ -41,7 +43,7 @@ def load_weights(
         output_loading_info=True,
     )
     if device.type != "cpu":
-        options["device_map"] = {"": device}
+        options["device_map"] = {"": indexed(device)}
     if source.gguf:
         from transformers import GgufConfig
 

@@ -220,6 +220,31 @@ def test_a_seed_leaves_the_callers_generator_alone(handle: Any) -> None:
     assert torch.equal(torch.rand(3), wanted)
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_settings_of_the_checkpoint_change_no_answer(
+    tmp_path: Path, attached: bool, handle: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Greedy is greedy and a temperature is one, on the loop and on the host."""
+    model = checkpoints.text_model()
+    model.generation_config.update(
+        do_sample=True,
+        temperature=0.1,
+        top_k=2,
+        top_p=0.3,
+        repetition_penalty=3.0,
+        no_repeat_ngram_size=2,
+    )
+    checkpoints.save(tmp_path, model)
+    wanted = handle.predict("Why?", max_new_tokens=30)
+    with flash_rt.load_model(tmp_path, device="cpu", attach=attached, progress=False) as loaded:
+        assert loaded.predict("Why?", max_new_tokens=30) == wanted
+        drawn = {
+            loaded.predict("Why?", max_new_tokens=1, temperature=9.0, seed=s) for s in range(12)
+        }
+        assert len(drawn) > 2  # more than the checkpoint's top_k
+    assert "not valid" not in caplog.text
+
+
 def test_options_that_are_none_are_named(handle: Any) -> None:
     for call in (handle.predict, handle.stream):
         with pytest.raises(TypeError, match=r"options must be of .*, got 'tempo', 'beams'"):
