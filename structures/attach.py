@@ -23,7 +23,7 @@ from .precision.packing import Packing
 from .precision.quantising import MIN_COSINE
 from .precision.settle import finish, prepare
 from .precision.streaming import streamed
-from .quiet import proof_state, proofs_alone
+from .quiet import proof_state, proofs_alone, tensors_made_on
 from .weights import Copies, refuse_released
 
 
@@ -137,14 +137,20 @@ def _bound(
         if packing is not None and quantising is not None:
             back = packing.bring(host)
             with (
+                torch.inference_mode(False),
                 proof_state(packing.device),
+                tensors_made_on(packing.device),
                 streamed(host, packing.weights(), packing.device),
             ):
                 prepared = prepare(host, packing, quantising)
         _bind(made, host, binder)
         if packing is not None and quantising is not None:
             packing.bind(host, binder)
-            with proof_state(packing.device):
+            with (
+                torch.inference_mode(False),
+                proof_state(packing.device),
+                tensors_made_on(packing.device),
+            ):
                 finish(host, packing, quantising, prepared)
             packing.hosts.settle(packing.owners(host), binder)
             packing.seconds = perf_counter() - begun

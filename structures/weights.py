@@ -138,7 +138,7 @@ class PackedCopy:
         return sum(packed_bytes(part) for part in self._parts.values())
 
     def _packed(self, parameter: torch.Tensor, runs: list[tuple[int, int]]) -> list[PackedWeight]:
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             values = parameter.detach().to(self.device)
             values = values.t() if self.transposed else values
             return [self._pack(values[start:stop]) for start, stop in runs]

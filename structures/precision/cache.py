@@ -46,7 +46,9 @@ def weights_digest(model: nn.Module) -> str:
 def _factors() -> torch.Tensor:
     generator = torch.Generator().manual_seed(_SEED)
     limits = torch.iinfo(torch.int64)
-    words = torch.randint(limits.min, limits.max, (_BLOCK_WORDS,), generator=generator)
+    words = torch.randint(
+        limits.min, limits.max, (_BLOCK_WORDS,), generator=generator, device="cpu"
+    )
     return words | 1
 
 

@@ -25,7 +25,7 @@ def packed_disproof(packed: PackedWeight, dtype: torch.dtype) -> str | None:
     """Why the products of ``packed`` with inputs of ``dtype`` are not to be trusted, if so."""
     device, (rows, columns) = packed.data.device, packed.shape
     generator = torch.Generator().manual_seed(SEED + 3)
-    x = torch.randn(ROWS, columns, generator=generator).to(device, dtype)
+    x = torch.randn(ROWS, columns, generator=generator, device="cpu").to(device, dtype)
     ours = kernels.family("linear").linear(x, packed)
     step = max(_GROUP, _PART_ELEMENTS // columns // _GROUP * _GROUP)
     sums = torch.zeros(3, dtype=torch.float64, device=device)

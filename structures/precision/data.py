@@ -115,7 +115,7 @@ def _call(item: Any) -> Call:
         return Call(kwargs={"input_ids": item.long().view(-1, item.shape[-1])})
     if isinstance(item, (list, tuple)) and item:
         if all(isinstance(i, int) for i in item):
-            return Call(kwargs={"input_ids": torch.tensor([item])})
+            return Call(kwargs={"input_ids": torch.tensor([item], device="cpu")})
         if all(map(_is_tensor, item)):
             return Call(tuple(item))
     raise TypeError(
@@ -229,7 +229,7 @@ def sample_text(model: nn.Module, device: torch.device) -> torch.Tensor:
     vocabulary = getattr(config, "vocab_size", None)
     if "input_ids" not in inspect.signature(forward).parameters or not isinstance(vocabulary, int):
         raise NoText("it is no language model that could sample its own")
-    ids = torch.randint(0, vocabulary, (SAMPLED_ROWS, 1), generator=generator)
+    ids = torch.randint(0, vocabulary, (SAMPLED_ROWS, 1), generator=generator, device="cpu")
     cache = None
     try:
         for _ in range(SAMPLED_TOKENS - 1):

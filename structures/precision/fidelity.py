@@ -107,7 +107,7 @@ def _compare(
     reference: Sequence[torch.Tensor],
     device: torch.device,
 ) -> tuple[Agreement, str]:
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums = torch.zeros(3, dtype=torch.float64, device="cpu")
     cosines: list[torch.Tensor] = []
     name = ""
     for call, wanted in zip(calls, reference, strict=True):

@@ -56,7 +56,7 @@ class Observer:
             return float(self.largest)
         share = self.histogram.double().cumsum(0) / self.histogram.sum()
         place = int((share < self.quantile).sum())
-        bits = torch.tensor([place], dtype=torch.int16)
+        bits = torch.tensor([place], dtype=torch.int16, device="cpu")
         return min(float(bits.view(torch.bfloat16)), float(self.largest))
 
     @property

@@ -134,7 +134,7 @@ def _sampled(model: nn.Module, device: torch.device, known: Statistics) -> list[
     """Text of the model's own, each row a call; from the cache where it is there."""
     if known.sampled is None:
         known.sampled = sample_text(model, device).tolist()
-    ids = torch.tensor(known.sampled)
+    ids = torch.tensor(known.sampled, device="cpu")
     return [Call(kwargs={"input_ids": row}) for row in ids.split(1)]
 
 

@@ -171,6 +171,42 @@ def test_writes_to_host_weights_are_packed_again(precision: str) -> None:
     fresh.detach()
 
 
+def test_attached_in_inference_mode_and_written_outside() -> None:
+    model, ids = zoo.make("llama"), zoo.ids()
+    with torch.inference_mode():
+        plan = structures.attach(model, precision="int8", calibration=ids, min_cosine=0.5)
+        before = model(input_ids=ids, use_cache=False).logits
+    other = zoo.redraw(zoo.make("llama"), seed=11)
+    model.load_state_dict(other.state_dict())
+    changed = logits(model, ids)
+    assert not torch.equal(changed, before)
+    with torch.inference_mode():
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, changed)
+    plan.detach()
+    assert torch.equal(model.lm_head.weight, other.lm_head.weight)
+
+
+def test_another_default_device_and_dtype_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for strange in (False, True):
+        monkeypatch.setenv("FLASH_RT_CACHE", str(tmp_path / str(strange)))
+        model = zoo.make("llama")
+        torch.set_default_device("meta" if strange else "cpu")
+        torch.set_default_dtype(torch.float64 if strange else torch.float32)
+        try:
+            plan = structures.attach(model, precision="nvfp4", min_cosine=0.9)
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+        assert plan.packing is not None and plan.packing.fidelity is not None
+        found.append((plan.packing.fidelity, plan.packing.prices, logits(model, zoo.ids())))
+        plan.detach()
+    assert found[0][:2] == found[1][:2]
+    assert torch.equal(found[0][2], found[1][2])
+
+
 def test_a_layer_called_alone_packs_again_too() -> None:
     model = zoo.make("llama")
     plan = attach(model, "gpu")
