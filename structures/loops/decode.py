@@ -331,6 +331,8 @@ class DecodeLoop:
         with self.draft_sessions.use(1, self.max_len) as draft_session:
             made = self._draft_model
             if made is None or (made.target, made.session) != (session, draft_session):
+                if made is not None:
+                    made.release()
                 made = self._draft_model = DraftModel(session, draft_session)
             return run_speculative(
                 session,

@@ -6,6 +6,8 @@ with the same seed at the same positions, so that it says the same wherever it a
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from .controls import DRAWN, GREEDY, way_of
@@ -14,6 +16,7 @@ from .request import Request
 from .session import Session
 from .step import Arena, Step
 
+_numbers = itertools.count()
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # plain tokens before drafts that did not pay are tried again
 
 
@@ -26,6 +29,7 @@ class DraftModel:
         arena = Arena(session.decoder.like, 1)
         self._step: Step = session.make_step(self._state, arena=arena, history_static=False)
         self._step.controls = session.controls.rows_of(slice(0, 1))
+        self._key = f"draft {next(_numbers)}"  # of recordings that hold this object's addresses
 
     def begin(self, request: Request) -> None:
         """The draft model reads the prompt of ``request`` too."""
@@ -49,7 +53,6 @@ class DraftModel:
     def queue(self, count: int, way: str) -> bool:
         """Draft ``count`` tokens and verify them; whether that had been recorded before."""
         drawn = GREEDY if way == GREEDY else DRAWN
-        key = f"draft {id(self.session)}"
 
         def drafting(drafts: torch.Tensor) -> None:
             mine, theirs = self._state, self.target.state.first(1)
@@ -62,7 +65,11 @@ class DraftModel:
                 drafts[index : index + 1].copy_(mine.next_ids)
             self._step.forward()  # stores the last draft, should all of them be accepted
 
-        return self.target.verifier.run_after(drafting, key, count + 1, way)
+        return self.target.verifier.run_after(drafting, self._key, count + 1, way)
+
+    def release(self) -> None:
+        """Give the recordings back."""
+        self.target.drop_recordings(self._key)
 
     @property
     def _device(self) -> torch.device:

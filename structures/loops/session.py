@@ -126,6 +126,11 @@ class Session:
         self.prefill.warm_up(self.batch)
         self.state.begin(max_new=0, eos=())
 
+    def drop_recordings(self, name: str) -> None:
+        """Give back what ``replay`` recorded under keys that begin with ``name``."""
+        for key in [key for key in self._recorded if key[0] == name]:
+            self._recorded.pop(key).release()
+
     def is_recorded(self, key: tuple[object, ...]) -> bool:
         """Whether ``replay`` has a graph for this key."""
         return key in self._recorded

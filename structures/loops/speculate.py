@@ -10,7 +10,6 @@ import torch
 from .controls import way_of
 from .depth import Depth
 from .lookup import Lookup
-from .report import Reports
 from .request import Request
 from .run import Observe, Streamer
 from .session import Session
@@ -105,8 +104,8 @@ class _Run:
         self._way = way_of(request.sampling)
         # Drafts of every step whose report is not taken; reports bring the drafts along.
         self._posted: list[int] = []
-        state, beside = session.state, session.verifier.bytes
-        self._reports = Reports(state.report, session.batch, beside=beside)
+        self._reports = session.verifier.reports
+        self._reports.begin()
         self._seen = time.perf_counter()
         self._timed = False
         self.tokens: list[int] = []

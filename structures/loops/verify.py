@@ -13,6 +13,7 @@ import torch
 
 from .cache import NO_TOKEN
 from .depth import WIDTHS
+from .report import Reports
 from .step import STOPPED, Arena, Step
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class Verifier:
         # The token that comes in any case and the drafts as the step reads them; then the drafts
         # as the acceptance does, which are -1 where there is none.
         self._feed = like.new_zeros(2 * MOST - 1, dtype=torch.int64)
-        self._host = torch.zeros(2 * MOST - 2, dtype=torch.int64, pin_memory=like.is_cuda)
+        self._host = torch.zeros(
+            2 * MOST - 2, dtype=torch.int64, device="cpu", pin_memory=like.is_cuda
+        )
+        self.reports = Reports(session.state.report, session.batch, beside=self.bytes)
         self._steps: dict[int, Step] = {}
 
     def run(self, drafts: list[int], way: str) -> int:

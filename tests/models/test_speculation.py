@@ -280,6 +280,24 @@ def test_the_model_itself_as_draft_is_always_right() -> None:
         assert torch.equal(loop.generate(ids, seed=1, **options), wanted)
 
 
+@pytest.mark.usefixtures("_always")
+def test_a_draft_model_that_moves_is_recorded_again() -> None:
+    ids, _ = prompt(1, 20)
+    options: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": ()}
+    draft = copy.deepcopy(near("llama"))
+    with loop_of("llama") as plain:
+        wanted = plain.generate(ids, **options)
+        loop = structures.decode_loop(model("llama"), max_len=128, draft=draft)
+        for _ in range(3):
+            assert torch.equal(loop.generate(ids, **options), wanted)
+            for layer in draft.model.layers:
+                weight = layer.mlp.up_proj.weight.detach().clone()
+                layer.mlp.up_proj.weight = torch.nn.Parameter(weight)
+        [session] = loop._sessions._kept.values()
+        names = {key[0] for key in session._recorded if str(key[0]).startswith("draft")}
+        assert len(names) == 1
+
+
 def test_a_draft_that_does_not_pay_stops_and_is_tried_again() -> None:
     ids, _ = prompt(1, 9)
     other = copy.deepcopy(model("qwen3"))
