@@ -51,6 +51,7 @@ using Operand = std::conditional_t<Format::kBits == 16, T, __half>;
 // bf16 or fp16 as they are.
 struct PlainFormat {
   static constexpr int kBits = 16;
+  static constexpr int kSegments = 2;
   static constexpr bool kTiled = false;
   static constexpr int kWordPairs = 1;    // operand pairs in a 32-bit word
   static constexpr float kFactor = 1.0f;  // on every sum
@@ -59,6 +60,7 @@ struct PlainFormat {
 // E4M3, four in a word.
 struct FP8Format {
   static constexpr int kBits = 8;
+  static constexpr int kSegments = 2;
   static constexpr bool kTiled = false;
   static constexpr int kWordPairs = 2;
   static constexpr float kFactor = 1.0f;
@@ -89,6 +91,7 @@ struct FP8Format {
 // Two's complement, four in a word.
 struct INT8Format {
   static constexpr int kBits = 8;
+  static constexpr int kSegments = 2;
   static constexpr bool kTiled = false;
   static constexpr int kWordPairs = 2;
   static constexpr float kFactor = 1.0f;
@@ -109,6 +112,8 @@ struct INT8Format {
 // The codes' bits lie in a word so that left shifts bring them to where fp16 has them.
 struct NVFP4Format {
   static constexpr int kBits = 4;
+  static constexpr int kSegments =
+      4;  // a turn is two tiles: most of what it costs beside decoding is per turn
   static constexpr bool kTiled = true;
   static constexpr int kWordPairs = 4;
   static constexpr int kCodeBytes = 2048;
@@ -156,8 +161,8 @@ __device__ __forceinline__ void multiply_segment(float (&c)[4], const uint4& low
       uint32_t low_scale = 0;
       uint32_t high_scale = 0;
       if constexpr (Format::kTiled) {
-        low_scale = Format::scale(lower_scales, 2 * segment + word / 2);
-        high_scale = Format::scale(upper_scales, 2 * segment + word / 2);
+        low_scale = Format::scale(lower_scales, 2 * (segment % 2) + word / 2);
+        high_scale = Format::scale(upper_scales, 2 * (segment % 2) + word / 2);
       }
       uint32_t low[Format::kWordPairs];
       uint32_t high[Format::kWordPairs];

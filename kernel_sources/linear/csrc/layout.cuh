@@ -2,11 +2,11 @@
 // same K and format.
 //
 // A row of K elements is cut into turns; turn i belongs to warp i % warps of the block. A turn is
-// cut into two segments; the four lanes that hold a row of an operand take 16 bytes of a segment
-// each, which are 8, 16 or 32 consecutive elements. So K is merely permuted inside the products, in
-// W and x alike, and a lane reads row-major weights 16 contiguous bytes at a time. The first and
-// second segments of the turns are accumulated apart; the two sums are added, then the warps in
-// order. Only K and the format decide the number of warps: neither the number of activation rows
+// cut into two or four segments; the four lanes that hold a row of an operand take 16 bytes of a
+// segment each, which are 8, 16 or 32 consecutive elements. So K is merely permuted inside the
+// products, in W and x alike, and a lane reads row-major weights 16 contiguous bytes at a time.
+// Even and odd segments of the turns are accumulated apart; the two sums are added, then the warps
+// in order. Only K and the format decide the number of warps: neither the number of activation rows
 // nor the rows of W that a block works on enters the order of a sum, and a product's columns do not
 // touch each other, so the bits of a row are the same for every M.
 #pragma once
@@ -18,9 +18,9 @@
 namespace flashrt {
 
 inline constexpr int kVectorElements = 8;  // of x, in 16 bytes
-inline constexpr int kSegments = 2;
-inline constexpr int kTileRows = 16;  // of W: the rows of one product
-inline constexpr int kHalfTile = 8;   // a lane holds one row of each half
+inline constexpr int kTileRows = 16;       // of W: the rows of one product
+inline constexpr int kHalfTile = 8;        // a lane holds one row of each half
+inline constexpr int kTileColumns = 256;   // of stored tiles
 inline constexpr int kMaxWarps = 8;
 
 // Elements along K of a lane's 16 bytes, of a segment and of a turn.
@@ -29,7 +29,9 @@ inline constexpr int kLaneElements = 128 / Format::kBits;
 template <typename Format>
 inline constexpr int kSegmentElements = 4 * kLaneElements<Format>;
 template <typename Format>
-inline constexpr int kTurnElements = kSegments * kSegmentElements<Format>;
+inline constexpr int kSegments = Format::kSegments;
+template <typename Format>
+inline constexpr int kTurnElements = kSegments<Format> * kSegmentElements<Format>;
 // 16-byte pieces of x that face a lane's 16 bytes of W.
 template <typename Format>
 inline constexpr int kPieces = kLaneElements<Format> / kVectorElements;

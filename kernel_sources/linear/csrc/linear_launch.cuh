@@ -74,8 +74,8 @@ struct Device {
 template <int kRows, typename Format, RowSource kSource>
 Plan make_plan(const LinearArgs& args, const Device& device,
                int most_tiles = kRows <= 2 ? 8 : 32 / kRows) {
-  constexpr int kReservedShared = 1024;            // that the system takes of a block's
-  constexpr int kMostBlocks = kRows <= 2 ? 3 : 2;  // of a multiprocessor, by their registers
+  constexpr int kReservedShared = 1024;             // that the system takes of a block's
+  constexpr int kMostWarps = kRows <= 2 ? 24 : 16;  // of a multiprocessor, by their registers
   Plan plan{};
   plan.warps = choose_warps<Format>(args.k);
   plan.turns = divide_up(args.k, plan.warps * kTurnElements<Format>);
@@ -84,7 +84,7 @@ Plan make_plan(const LinearArgs& args, const Device& device,
   int tiles = 0;
   for (int i = 0; i < args.num_weights; ++i) tiles += divide_up(args.n[i], kTileRows);
   const int bytes = shared_bytes<kRows, Format, kSource>(plan, true) + kReservedShared;
-  const int resident = std::clamp(device.multiprocessor_shared / bytes, 1, kMostBlocks);
+  const int resident = std::clamp(device.multiprocessor_shared / bytes, 1, kMostWarps / plan.warps);
   plan.tiles_per_block =
       std::clamp(divide_up(tiles, device.multiprocessors * resident), 1, most_tiles);
   const int rows = plan.tiles_per_block * kTileRows;
@@ -104,6 +104,17 @@ cudaError_t launch_plan(Kernel kernel, const LinearArgs& args, const Plan& plan,
   if (error != cudaSuccess) return error;
   const int blocks = plan.blocks[0] + plan.blocks[1] + plan.blocks[2];
   return launch(kernel, dim3(blocks), dim3(plan.warps * 32), shared_bytes, stream, args, plan);
+}
+
+template <typename T, int kRows, typename Format, RowSource kSource>
+cudaError_t launch_stream(const LinearArgs& args, const Plan& plan, int bytes,
+                          cudaStream_t stream) {
+  constexpr int kWide = stages_of<kRows, Format, kSource>(false);
+  constexpr int kNarrow = stages_of<kRows, Format, kSource>(true);
+  if (plan.warps < kMaxWarps)
+    return launch_plan(stream_kernel<T, kRows, Format, kSource, kNarrow>, args, plan, bytes,
+                       stream);
+  return launch_plan(stream_kernel<T, kRows, Format, kSource, kWide>, args, plan, bytes, stream);
 }
 
 // The same launch for rows [first, first + count) alone.
@@ -134,14 +145,12 @@ cudaError_t launch_rows(const LinearArgs& args, const Device& device, cudaStream
     const Plan plan = make_plan<kRows, Format, RowSource::kRing>(args, device);
     const int bytes = shared_bytes<kRows, Format, RowSource::kRing>(plan, true);
     if (streams && bytes <= limit && streams_rows(args, kRows * args.k * 2))
-      return launch_plan(stream_kernel<T, kRows, Format, RowSource::kRing>, args, plan, bytes,
-                         stream);
+      return launch_stream<T, kRows, Format, RowSource::kRing>(args, plan, bytes, stream);
   }
   const Plan plan = make_plan<kRows, Format, RowSource::kShared>(args, device);
   const int bytes = shared_bytes<kRows, Format, RowSource::kShared>(plan, true);
   if (streams && bytes <= limit)
-    return launch_plan(stream_kernel<T, kRows, Format, RowSource::kShared>, args, plan, bytes,
-                       stream);
+    return launch_stream<T, kRows, Format, RowSource::kShared>(args, plan, bytes, stream);
   // The slow path needs no ring, so it also serves a single row that leaves no room for one.
   if constexpr (kRows == 1) {
     const Plan slow = make_plan<kRows, Format, RowSource::kShared>(args, device, 1);

@@ -4,6 +4,8 @@
 // barriers of the block are those of the norms' sums.
 #pragma once
 
+#include <algorithm>
+
 #include "common/vec.cuh"
 #include "copy.cuh"
 #include "formats.cuh"
@@ -119,32 +121,46 @@ __device__ __forceinline__ float row_scale(const float (&warp_sums)[kMaxWarps], 
 
 // A warp's columns of x in shared memory, ordered as the products read them: [segment][piece][row]
 // [lane % 4], 16 bytes each. A pass of the warp fills one turn or several.
+inline constexpr int kPassElements = 32 * kVectorElements;
 template <typename Format>
-inline constexpr int kTurnLanes = kTurnElements<Format> / kVectorElements;
+inline constexpr int kTurnsPerPass = std::max(1, kPassElements / kTurnElements<Format>);
 template <typename Format>
-inline constexpr int kTurnsPerPass = 32 / kTurnLanes<Format>;
+inline constexpr int kPassesPerTurn = std::max(1, kTurnElements<Format> / kPassElements);
+
+// Passes that a warp's part of a row takes.
+template <typename Format>
+__host__ __device__ constexpr int count_passes(int turns) {
+  return (turns * kPassesPerTurn<Format> + kTurnsPerPass<Format> - 1) / kTurnsPerPass<Format>;
+}
 
 template <int kRows, typename Format>
 struct Slice {
   uint4* words;  // of the warp's first turn
   int passes;
   int first_column;
-  int column_stride;  // between passes
-  int place;          // this lane's 16 bytes of pass 0, row 0
+  int turn_stride;  // in columns, of the turns of one pass together
+  int place;        // this lane's 16 bytes of pass 0, row 0
 
-  // Lanes follow the order of shared memory, not of columns: copies to scattered places are slow.
+  // Lanes follow the order of shared memory, not of columns: scattered stores are slow.
   __device__ Slice(uint4* shared_x, const Plan& plan) {
-    const int turn = threadIdx.x % 32 / kTurnLanes<Format>;  // of the pass
-    const int vector = threadIdx.x % kTurnLanes<Format>;     // of the turn
+    constexpr int kTurnLanes = 32 / kTurnsPerPass<Format>;
+    const int turn = threadIdx.x % 32 / kTurnLanes;  // of the pass
+    const int piece = threadIdx.x % kTurnLanes / 4;  // of the turn, over two segments
     const int warp = threadIdx.x / 32;
-    const int piece = vector / 4;  // of the turn, over both segments
-    passes = (plan.turns + kTurnsPerPass<Format> - 1) / kTurnsPerPass<Format>;
+    passes = count_passes<Format>(plan.turns);
     words = shared_x + warp * passes * kPassWords;
     first_column = (turn * plan.warps + warp) * kTurnElements<Format> +
                    piece / kPieces<Format> * kSegmentElements<Format> +
-                   vector % 4 * kLaneElements<Format> + piece % kPieces<Format> * kVectorElements;
-    column_stride = kTurnsPerPass<Format> * plan.warps * kTurnElements<Format>;
+                   threadIdx.x % 4 * kLaneElements<Format> +
+                   piece % kPieces<Format> * kVectorElements;
+    turn_stride = kTurnsPerPass<Format> * plan.warps * kTurnElements<Format>;
     place = threadIdx.x % 32 / 4 * kRows * 4 + threadIdx.x % 4;
+  }
+
+  // The first of the lane's columns in a pass.
+  __device__ int column(int pass) const {
+    return first_column + pass / kPassesPerTurn<Format> * turn_stride +
+           pass % kPassesPerTurn<Format> * kPassElements;
   }
 
   static constexpr int kPassWords = 32 * kRows;
@@ -162,16 +178,14 @@ struct NormWords {
   __device__ void preload(const LinearArgs& args, const Slice<kRows, Format>& slice) {
 #pragma unroll
     for (int pass = 0; pass < kPreloadedPasses; ++pass) {
-      words[pass] = load_norm_weight<T, kVector>(
-          args.norm_weight, slice.first_column + pass * slice.column_stride, args.k);
+      words[pass] = load_norm_weight<T, kVector>(args.norm_weight, slice.column(pass), args.k);
     }
   }
 
   __device__ uint4 get(const LinearArgs& args, const Slice<kRows, Format>& slice, int pass) const {
     if (pass == 0) return words[0];
     if (pass == 1) return words[1];
-    return load_norm_weight<T, kVector>(args.norm_weight,
-                                        slice.first_column + pass * slice.column_stride, args.k);
+    return load_norm_weight<T, kVector>(args.norm_weight, slice.column(pass), args.k);
   }
 };
 
@@ -184,7 +198,7 @@ __device__ __forceinline__ void sum_branch(const LinearArgs& args, const Plan& p
   float sums[kRows] = {};
 #pragma unroll 1
   for (int pass = 0; pass < slice.passes; ++pass) {
-    const int column = slice.first_column + pass * slice.column_stride;
+    const int column = slice.column(pass);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       float branch[kVectorElements] = {};
@@ -229,7 +243,7 @@ __device__ __forceinline__ void fetch_rows(const LinearArgs& args,
   constexpr bool kAsync = kVector && kPieces<Format> == 1;
 #pragma unroll(kAsync || !kVector ? 1 : 2)
   for (int pass = 0; pass < slice.passes; ++pass) {
-    const int column = slice.first_column + pass * slice.column_stride;
+    const int column = slice.column(pass);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       const bool inside = m < args.m && column < args.k;
@@ -253,47 +267,115 @@ struct RowFactors {
   float values[kMaxRows][kMaxWarps];
 };
 
-// Turn a warp's columns of x' from bf16 into fp16, each row scaled by a power of two that brings
+// How a warp's part of a row of x' turns from bf16 into fp16: scaled by a power of two that brings
 // its largest element to [2^14, 2^15). Elements below 2^-29 of that keep fewer bits than bf16 has,
 // at an error of 2^-40 of the largest: nothing else is rounded.
+struct Narrowing {
+  uint32_t largest = 0;  // magnitudes of two bf16
+  float factor = 0.0f;
+
+  __device__ __forceinline__ void see(const uint4& words) {
+    constexpr uint32_t kMagnitude = 0x7fff7fffu;
+    largest = __vmaxu2(largest, __vmaxu2(__vmaxu2(words.x & kMagnitude, words.y & kMagnitude),
+                                         __vmaxu2(words.z & kMagnitude, words.w & kMagnitude)));
+  }
+
+  // All lanes of the warp have seen their columns of row `m`.
+  __device__ __forceinline__ void choose(RowFactors& factors, int m) {
+    constexpr int kMantissaBits = 7;
+    constexpr uint32_t kLeast = 15;  // keeps both factors normal
+    const uint32_t most = __reduce_max_sync(0xffffffffu, max(largest & 0xffffu, largest >> 16));
+    const uint32_t exponent = max(most >> kMantissaBits, kLeast);
+    factor = __uint_as_float((268u - exponent) << 23);
+    if (threadIdx.x % 32 == 0)
+      factors.values[m][threadIdx.x / 32] = __uint_as_float((exponent - 14u) << 23);
+  }
+
+  __device__ __forceinline__ uint4 apply(const uint4& words) const {
+    float values[kVectorElements];
+    unpack<__nv_bfloat16>(words, values);
+#pragma unroll
+    for (int i = 0; i < kVectorElements; ++i) values[i] *= factor;
+    return pack<__half>(values);
+  }
+};
+
+// Narrow a warp's columns of x' in shared memory.
 template <int kRows, typename Format>
 __device__ __forceinline__ void narrow_rows(const Slice<kRows, Format>& slice,
                                             RowFactors& factors) {
-  constexpr int kMantissaBits = 7, kLeast = 15;
-  constexpr int kKept = 2;  // passes whose words stay in registers
 #pragma unroll 1
   for (int m = 0; m < kRows; ++m) {
-    uint4 kept[kKept];
-    uint32_t largest = 0;
-    const auto see = [&](const uint4& words) {
-      largest = __vmaxu2(largest, __vmaxu2(__vmaxu2(words.x & 0x7fff7fffu, words.y & 0x7fff7fffu),
-                                           __vmaxu2(words.z & 0x7fff7fffu, words.w & 0x7fff7fffu)));
-    };
-#pragma unroll
-    for (int pass = 0; pass < kKept; ++pass) {
-      kept[pass] = pass < slice.passes ? slice.at(m, pass) : make_uint4(0, 0, 0, 0);
-      see(kept[pass]);
-    }
+    Narrowing narrowing;
 #pragma unroll 2
-    for (int pass = kKept; pass < slice.passes; ++pass) see(slice.at(m, pass));
-    largest = __reduce_max_sync(0xffffffffu, max(largest & 0xffffu, largest >> 16));
-    const uint32_t exponent = max(largest >> kMantissaBits, kLeast);
-    const float factor = __uint_as_float((268u - exponent) << 23);
-    if (threadIdx.x % 32 == 0)
-      factors.values[m][threadIdx.x / 32] = __uint_as_float((exponent - 14u) << 23);
-    const auto narrow = [&](const uint4& words, int pass) {
-      float values[kVectorElements];
-      unpack<__nv_bfloat16>(words, values);
-#pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values[i] *= factor;
-      slice.at(m, pass) = pack<__half>(values);
-    };
-#pragma unroll
-    for (int pass = 0; pass < kKept; ++pass) {
-      if (pass < slice.passes) narrow(kept[pass], pass);
-    }
+    for (int pass = 0; pass < slice.passes; ++pass) narrowing.see(slice.at(m, pass));
+    narrowing.choose(factors, m);
 #pragma unroll 2
-    for (int pass = kKept; pass < slice.passes; ++pass) narrow(slice.at(m, pass), pass);
+    for (int pass = 0; pass < slice.passes; ++pass)
+      slice.at(m, pass) = narrowing.apply(slice.at(m, pass));
+  }
+}
+
+// Passes whose words a lane can hold, for all of a few rows or for one row without a norm.
+inline constexpr int kFewPasses = 2;
+inline constexpr int kManyPasses = 6;
+
+// x' of a few rows without a branch, straight from registers into shared memory.
+template <int kPasses, typename T, int kRows, typename Format>
+__device__ __forceinline__ void prepare_held_rows(
+    const LinearArgs& args, const Plan& plan, PrologueScratch& scratch,
+    const Slice<kRows, Format>& slice, const NormWords<T, kRows, Format, true>& norm_words,
+    RowFactors& factors) {
+  uint4 words[kPasses][kRows];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int column = slice.column(pass);
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      const bool inside = m < args.m && pass < slice.passes;
+      words[pass][m] = load_words<T, true>(args.x, m * args.x_stride, column, inside ? args.k : 0);
+    }
+  }
+  if (kPasses <= kPreloadedPasses && args.norm_kind != kNoNorm) {
+    float sums[kRows] = {};
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+      for (int m = 0; m < kRows; ++m) {
+        float values[kVectorElements];
+        unpack<T>(words[pass][m], values);
+        sums[m] += square_sum(values);
+      }
+    }
+    publish_sums<kRows>(sums, scratch.sums);
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) {
+      const float scale = row_scale(scratch.sums[m], plan, args.norm_eps);
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        float values[kVectorElements];
+        unpack<T>(words[pass][m], values);
+        apply_norm<T>(values, scale, norm_words.words[pass], args.norm_weight != nullptr,
+                      args.norm_kind);
+        words[pass][m] = pack<T>(values);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kRows; ++m) {
+    if constexpr (!std::is_same_v<T, Operand<T, Format>>) {
+      Narrowing narrowing;
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) narrowing.see(words[pass][m]);
+      narrowing.choose(factors, m);
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) words[pass][m] = narrowing.apply(words[pass][m]);
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (pass < slice.passes) slice.at(m, pass) = words[pass][m];
+    }
   }
 }
 
@@ -309,7 +391,7 @@ __device__ __forceinline__ void prepare_rows(
   float sums[kRows] = {};
 #pragma unroll 1
   for (int pass = 0; pass < slice.passes; ++pass) {
-    const int column = slice.first_column + pass * slice.column_stride;
+    const int column = slice.column(pass);
 #pragma unroll
     for (int m = 0; m < kRows; ++m) {
       float values[kVectorElements];

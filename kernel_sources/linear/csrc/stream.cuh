@@ -28,33 +28,45 @@ namespace flashrt {
 // Where x comes from while products run.
 enum class RowSource { kShared, kRing };
 
-// One kernel's ring: a stage is one turn of one tile, 32 lanes of 16 bytes for each segment and
-// half, then block scales, then perhaps the turn's columns of x.
+inline constexpr int kPieceBytes = 512;  // of one segment and half: 16 a lane
+
+// Stages of a ring: about 8 KB of weights in flight a warp, less where many rows of x need the room
+// of other blocks. `narrow` blocks, of half the warps, have room for more of the largest stages.
 template <int kRows, typename Format, RowSource kSource>
+constexpr int stages_of(bool narrow) {
+  if (Format::kTiled) return kRows > 2 ? 1 : narrow ? 3 : 2;
+  if (Format::kBits == 8) return kRows <= 2 ? 4 : kRows == 4 ? 3 : 2;
+  if (kSource == RowSource::kRing) return kRows == 4 ? 4 : 3;
+  return kRows == 8 ? 2 : 4;
+}
+
+// One kernel's ring: a stage is one turn of one tile, a piece for each segment and half, with block
+// scales as they are stored, then perhaps the turn's columns of x.
+template <int kRows, typename Format, RowSource kSource, int kStages>
 struct Ring {
   static constexpr bool kHasRows = kSource == RowSource::kRing;
-  static constexpr int kPieceBytes = 512;
-  static constexpr int kCodeBytes = kSegments * 2 * kPieceBytes;
-  static constexpr int kScaleBytes = Format::kTiled ? 256 : 0;
+  static constexpr int kWeightBytes = Format::kTiled
+                                          ? kSegments<Format> / 2 * NVFP4Format::kTileBytes
+                                          : kSegments<Format> * 2 * kPieceBytes;
   static constexpr int kRowBytes =
       kHasRows ? kRows * kTurnElements<Format> * static_cast<int>(sizeof(uint16_t)) : 0;
-  static constexpr int kStageBytes = kCodeBytes + kScaleBytes + kRowBytes;
-  static constexpr int kRowsOffset = kCodeBytes + kScaleBytes;
-  // About 8 KB of weights in flight a warp, less where many rows of x need the room of other
-  // blocks.
-  static constexpr int kFewer = kRows <= 2 ? 0 : kRows == 4 ? 1 : 2;
-  static constexpr int kStages = Format::kTiled       ? (kRows <= 2 ? 3 : 2)
-                                 : Format::kBits == 8 ? 4 - kFewer
-                                 : kHasRows           ? (kRows == 4 ? 4 : 3)
-                                 : kRows == 8         ? 2
-                                                      : 4;
+  static constexpr int kStageBytes = kWeightBytes + kRowBytes;
   static constexpr int kBytes = kStages * kStageBytes;
 };
+
+// Where a lane's 16 bytes lie in a stage, less lane * 16.
+template <typename Format>
+__host__ __device__ constexpr int weight_offset(int segment, int half) {
+  return (segment * 2 + half) * kPieceBytes +
+         (Format::kTiled ? segment / 2 * (NVFP4Format::kTileBytes - NVFP4Format::kCodeBytes) : 0);
+}
 
 // Fills a lane's part of the ring: the turns of a tile, then those of the next. Once the ring is
 // full, the stage that was just read is the one to refill, so reader and writer share one place.
 template <typename Format>
 struct Producer {
+  static constexpr int kSegmentBytes = 64;  // of a row-major row
+
   const BlockRows& block;
   const char* place[2];  // of the lane in the next stage, in each half of the tile
   int scale_offset[2];   // from place, of a tiled format
@@ -63,15 +75,16 @@ struct Producer {
   int tiles_left;
   int turns_left;
   int columns_left;
-  const int turns, turn_step, turn_bytes, row_turns, first_columns_left;
+  const int turns, turn_step, turn_bytes, row_tiles, first_columns_left;
 
   __device__ Producer(const BlockRows& rows, const Plan& plan, int k)
       : block(rows),
         tiles_left(rows.tiles()),
         turns(plan.turns),
         turn_step(plan.warps * kTurnElements<Format>),
-        turn_bytes(plan.warps * (Format::kTiled ? NVFP4Format::kTileBytes : 128)),
-        row_turns((k + kTurnElements<Format> - 1) / kTurnElements<Format>),
+        turn_bytes(plan.warps * (Format::kTiled ? kSegments<Format> / 2 * NVFP4Format::kTileBytes
+                                                : kSegments<Format> * kSegmentBytes)),
+        row_tiles((k + kTileColumns - 1) / kTileColumns),
         first_columns_left(k - first_column()) {
     first_tile();
   }
@@ -91,9 +104,11 @@ struct Producer {
       rows_left[half] = block.count[half] - (Format::kTiled ? 0 : lane / 4);
       if constexpr (Format::kTiled) {
         const int upper = first / kHalfTile % 2;
-        const int64_t turn = static_cast<int64_t>(first / kTileRows) * row_turns + threadIdx.x / 32;
-        place[half] = block.base[half] + turn * Format::kTileBytes + upper * 512 + lane * 16;
-        scale_offset[half] = Format::kCodeBytes - upper * 508 - lane * 8;
+        const int64_t stored = static_cast<int64_t>(first / kTileRows) * row_tiles +
+                               threadIdx.x / 32 * (kSegments<Format> / 2);
+        place[half] =
+            block.base[half] + stored * Format::kTileBytes + upper * kPieceBytes + lane * 16;
+        scale_offset[half] = Format::kCodeBytes - upper * (kPieceBytes - 4) - lane * 8;
       } else {
         place[half] = block.base[half] + (first + lane / 4) * block.row_stride[half] +
                       first_column() * Format::kBits / 8;
@@ -106,21 +121,26 @@ struct Producer {
   __device__ void produce(char* stage) {
     if (tiles_left == 0) return;
 #pragma unroll
-    for (int segment = 0; segment < kSegments; ++segment) {
+    for (int segment = 0; segment < kSegments<Format>; ++segment) {
       const bool inside = columns_left > segment * kSegmentElements<Format>;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        copy_async(stage + (segment * 2 + half) * 512,
-                   place[half] + segment * (Format::kTiled ? 1024 : 64),
+        copy_async(stage + weight_offset<Format>(segment, half),
+                   place[half] + (Format::kTiled ? weight_offset<Format>(segment, 0)
+                                                 : segment * kSegmentBytes),
                    inside && rows_left[half] > 0 ? 16 : 0);
       }
     }
     if constexpr (Format::kTiled) {
-      char* const scales = stage + NVFP4Format::kCodeBytes - threadIdx.x % 32 * 8;
+      char* const scales = stage + Format::kCodeBytes - threadIdx.x % 32 * 8;
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        copy_async_word(scales + half * 4, place[half] + scale_offset[half],
-                        columns_left > 0 && rows_left[half] > 0 ? 4 : 0);
+      for (int tile = 0; tile < kSegments<Format> / 2; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          copy_async_word(scales + tile * Format::kTileBytes + half * 4,
+                          place[half] + scale_offset[half] + tile * Format::kTileBytes,
+                          columns_left > tile * kTileColumns && rows_left[half] > 0 ? 4 : 0);
+      }
     }
     if (--turns_left > 0) {
       place[0] += turn_bytes;
@@ -142,17 +162,17 @@ struct Producer {
       if constexpr (Format::kTiled) {
         // Tiles of 16 rows hold two of the gated kind.
         const bool to_upper = block.rows_per_tile == kHalfTile && !is_upper;
-        const int64_t step = to_upper
-                                 ? 512
-                                 : static_cast<int64_t>(row_turns) * Format::kTileBytes -
-                                       (is_upper && block.rows_per_tile == kHalfTile ? 512 : 0);
+        const int64_t step =
+            to_upper ? kPieceBytes
+                     : static_cast<int64_t>(row_tiles) * Format::kTileBytes -
+                           (is_upper && block.rows_per_tile == kHalfTile ? kPieceBytes : 0);
         place[half] += step - back;
       } else {
         place[half] += block.rows_per_tile * block.row_stride[half] - back;
       }
     }
     if (Format::kTiled && block.rows_per_tile == kHalfTile) {
-      const int step = is_upper ? 508 : -508;
+      const int step = is_upper ? kPieceBytes - 4 : 4 - kPieceBytes;
       scale_offset[0] += step;
       scale_offset[1] += step;
       is_upper = !is_upper;
@@ -163,7 +183,7 @@ struct Producer {
 // Fills the ring's part of x, a turn a stage, over and over for every tile.
 template <typename T, int kRows, typename Format>
 struct RowProducer {
-  static constexpr int kCopies = kRows * kTurnLanes<Format> / 32;
+  static constexpr int kCopies = kRows * kTurnElements<Format> / kPassElements;
   static constexpr int kPiecesPerCopy =
       8 / kRows;  // of a lane, in which a copy of the warp differs
 
@@ -259,7 +279,7 @@ __device__ __forceinline__ void finish_outputs(const LinearArgs& args, const Pla
 template <typename Format>
 struct TileSums {
   float tile[4] = {};
-  float turns[kSegments][4] = {};  // since the last scales
+  float turns[2][4] = {};  // of even and odd segments, since the last scales
 
   __device__ __forceinline__ void end_turn(const LinearArgs& args, const BlockRows& rows, int index,
                                            int turn) {
@@ -293,20 +313,22 @@ struct TileSums {
 // Shared memory of one block: the rings, x, the warps' sums.
 template <int kRows, typename Format, RowSource kSource>
 inline int shared_bytes(const Plan& plan, bool with_ring) {
-  const int ring = with_ring ? plan.warps * Ring<kRows, Format, kSource>::kBytes : 0;
-  const int passes = (plan.turns + kTurnsPerPass<Format> - 1) / kTurnsPerPass<Format>;
+  const int stage = Ring<kRows, Format, kSource, 1>::kBytes;
+  const int stages = stages_of<kRows, Format, kSource>(plan.warps < kMaxWarps);
+  const int ring = with_ring ? plan.warps * stages * stage : 0;
+  const int passes = count_passes<Format>(plan.turns);
   const int x =
       kSource == RowSource::kRing ? 0 : plan.warps * passes * Slice<kRows, Format>::kPassWords * 16;
   return ring + x +
          plan.tiles_per_block * kTileRows * kRows * plan.warps * static_cast<int>(sizeof(float));
 }
 
-template <typename T, int kRows, typename Format, RowSource kSource>
+template <typename T, int kRows, typename Format, RowSource kSource, int kStages>
 __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
                                                   : Format::kBits == 16 ? 4
                                                                         : 3)
     stream_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
-  using Stages = Ring<kRows, Format, kSource>;
+  using Stages = Ring<kRows, Format, kSource, kStages>;
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
   __shared__ RowFactors row_factors;
@@ -320,7 +342,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
   Producer<Format> producer(rows, plan, args.k);
   if (!args.weights_static) wait_for_inputs();
 #pragma unroll
-  for (int i = 0; i < Stages::kStages; ++i) {
+  for (int i = 0; i < kStages; ++i) {
     producer.produce(ring + i * Stages::kStageBytes + lane * 16);
     if constexpr (kSource == RowSource::kShared) commit_copies();
   }
@@ -339,8 +361,19 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
     // With few rows the epilogue's operands are read ahead of the sums, with many the registers are
     // short.
     if constexpr (kRows <= 2) output = Output<T>(args, rows, threadIdx.x, kRows);
-    prepare_rows<T, kRows, Format, true>(args, plan, scratch, slice, norm_words);
-    if constexpr (!std::is_same_v<T, Operand<T, Format>>) narrow_rows<kRows>(slice, row_factors);
+    const bool few = kRows <= 4 && args.branch == nullptr && slice.passes <= kFewPasses;
+    const bool many = kRows == 1 && args.branch == nullptr && args.norm_kind == kNoNorm &&
+                      slice.passes <= kManyPasses;
+    if (few) {
+      if constexpr (kRows <= 4)
+        prepare_held_rows<kFewPasses, T>(args, plan, scratch, slice, norm_words, row_factors);
+    } else if (many) {
+      if constexpr (kRows == 1)
+        prepare_held_rows<kManyPasses, T>(args, plan, scratch, slice, norm_words, row_factors);
+    } else {
+      prepare_rows<T, kRows, Format, true>(args, plan, scratch, slice, norm_words);
+      if constexpr (!std::is_same_v<T, Operand<T, Format>>) narrow_rows<kRows>(slice, row_factors);
+    }
     __syncwarp();
     x = slice.words + column;
     partial = reinterpret_cast<float*>(after_rings + plan.warps * slice.passes *
@@ -349,8 +382,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
     if (args.weights_static) wait_for_inputs();
     // The first group holds all weights that were asked for, too.
 #pragma unroll
-    for (int i = 0; i < Stages::kStages; ++i) {
-      row_producer.produce(ring + i * Stages::kStageBytes + Stages::kRowsOffset);
+    for (int i = 0; i < kStages; ++i) {
+      row_producer.produce(ring + i * Stages::kStageBytes + Stages::kWeightBytes);
       commit_copies();
     }
     partial = reinterpret_cast<float*>(after_rings);
@@ -364,48 +397,57 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
 #pragma unroll 1
     for (int turn = 0; turn < plan.turns; ++turn) {
       // Before the loop, what was asked for had one group a stage; each turn since added one.
-      wait_copies<Stages::kStages - 1>();
+      wait_copies<kStages - 1>();
       if constexpr (kSource == RowSource::kRing) __syncwarp();
       char* const base = ring + stage * Stages::kStageBytes;
       const char* const codes = base + lane * 16;
-      uint4 w[kSegments][2];
-      uint2 scales = make_uint2(0, 0);
-#pragma unroll
-      for (int segment = 0; segment < kSegments; ++segment) {
+      // What is decoded is read as it is needed and its stage refilled behind it, for registers.
+      constexpr bool kReadAhead = !Format::kTiled;
+      uint4 w[kSegments<Format>][2];
+      const auto read_segment = [&](int segment) {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           w[segment][half] =
-              *reinterpret_cast<const uint4*>(codes + (segment * 2 + half) * Stages::kPieceBytes);
-      }
-      if constexpr (Format::kTiled)
-        scales = *reinterpret_cast<const uint2*>(base + Stages::kCodeBytes + lane * 8);
-      if constexpr (kSource == RowSource::kShared) {
-        producer.produce(base + lane * 16);
-        commit_copies();
+              *reinterpret_cast<const uint4*>(codes + weight_offset<Format>(segment, half));
+      };
+      if constexpr (kReadAhead) {
+#pragma unroll
+        for (int segment = 0; segment < kSegments<Format>; ++segment) read_segment(segment);
+        if constexpr (kSource == RowSource::kShared) {
+          producer.produce(base + lane * 16);
+          commit_copies();
+        }
       }
 #pragma unroll
-      for (int segment = 0; segment < kSegments; ++segment) {
+      for (int segment = 0; segment < kSegments<Format>; ++segment) {
+        uint2 scales = make_uint2(0, 0);
+        if constexpr (!kReadAhead) {
+          read_segment(segment);
+          scales = *reinterpret_cast<const uint2*>(base + segment / 2 * Format::kTileBytes +
+                                                   Format::kCodeBytes + lane * 8);
+        }
         uint4 v[kPieces<Format>];
 #pragma unroll
         for (int piece = 0; piece < kPieces<Format>; ++piece) {
           const int index = segment * kPieces<Format> + piece;
           const uint4* const source =
               kSource == RowSource::kShared
-                  ? x + (turn * kSegments * kPieces<Format> + index) * kRows * 4
-                  : reinterpret_cast<const uint4*>(base + Stages::kRowsOffset) + index * kRows * 4 +
-                        column;
+                  ? x + (turn * kSegments<Format> * kPieces<Format> + index) * kRows * 4
+                  : reinterpret_cast<const uint4*>(base + Stages::kWeightBytes) +
+                        index * kRows * 4 + column;
           v[piece] = *source;
         }
-        multiply_segment<T, Format>(sums.turns[segment], w[segment][0], w[segment][1], v, scales.x,
-                                    scales.y, segment, plan);
+        multiply_segment<T, Format>(sums.turns[segment % 2], w[segment][0], w[segment][1], v,
+                                    scales.x, scales.y, segment, plan);
       }
-      if constexpr (kSource == RowSource::kRing) {
-        __syncwarp();
+      if constexpr (kSource == RowSource::kRing || !kReadAhead) {
+        if constexpr (kSource == RowSource::kRing) __syncwarp();
         producer.produce(base + lane * 16);
-        row_producer.produce(base + Stages::kRowsOffset);
+        if constexpr (kSource == RowSource::kRing)
+          row_producer.produce(base + Stages::kWeightBytes);
         commit_copies();
       }
-      stage = stage + 1 == Stages::kStages ? 0 : stage + 1;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
       sums.end_turn(args, rows, tile, turn * plan.warps + warp);
     }
     sums.end_tile();

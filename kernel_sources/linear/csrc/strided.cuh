@@ -26,31 +26,32 @@ __device__ __forceinline__ uint4 gather_elements(const LinearArgs& args, const c
 // What a lane holds of one turn of one half of a tile.
 template <typename Format>
 struct GatheredTurn {
-  uint4 words[kSegments];
-  uint32_t scales = 0;
+  uint4 words[kSegments<Format>];
+  uint32_t scales[kSegments<Format>] = {};
 
   __device__ GatheredTurn(const LinearArgs& args, const BlockRows& rows, int half, int first,
                           int turn) {
     const int lane = threadIdx.x % 32;
     const int row = rows.first[half] + first + lane / 4;
     if constexpr (Format::kTiled) {
-      const int row_turns = (args.k + kTurnElements<Format> - 1) / kTurnElements<Format>;
+      const int row_tiles = (args.k + kTileColumns - 1) / kTileColumns;
       const int upper = row / kHalfTile % 2;
-      const int64_t index = static_cast<int64_t>(row / kTileRows) * row_turns + turn;
-      const char* const tile = rows.base[half] + index * Format::kTileBytes;
-      const bool inside = turn < row_turns && rows.count[half] > first;
 #pragma unroll
-      for (int segment = 0; segment < kSegments; ++segment) {
+      for (int segment = 0; segment < kSegments<Format>; ++segment) {
+        const int column = turn * (kSegments<Format> / 2) + segment / 2;
+        const int64_t index = static_cast<int64_t>(row / kTileRows) * row_tiles + column;
+        const char* const tile = rows.base[half] + index * Format::kTileBytes;
         words[segment] = make_uint4(0, 0, 0, 0);
-        if (inside)
-          words[segment] = reinterpret_cast<const uint4*>(tile)[(segment * 2 + upper) * 32 + lane];
+        if (column >= row_tiles || rows.count[half] <= first) continue;
+        const int piece = segment % 2 * 2 + upper;
+        words[segment] = reinterpret_cast<const uint4*>(tile)[piece * 32 + lane];
+        scales[segment] =
+            reinterpret_cast<const uint32_t*>(tile + Format::kCodeBytes)[lane * 2 + upper];
       }
-      if (inside)
-        scales = reinterpret_cast<const uint32_t*>(tile + Format::kCodeBytes)[lane * 2 + upper];
     } else {
       const char* const source = rows.base[half] + row * rows.row_stride[half];
 #pragma unroll
-      for (int segment = 0; segment < kSegments; ++segment) {
+      for (int segment = 0; segment < kSegments<Format>; ++segment) {
         const int column = turn * kTurnElements<Format> + segment * kSegmentElements<Format> +
                            lane % 4 * kLaneElements<Format>;
         words[segment] =
@@ -93,15 +94,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 2)
       const GatheredTurn<Format> lower(args, rows, 0, first, place);
       const GatheredTurn<Format> upper(args, rows, 1, first, place);
 #pragma unroll
-      for (int segment = 0; segment < kSegments; ++segment) {
+      for (int segment = 0; segment < kSegments<Format>; ++segment) {
         uint4 v[kPieces<Format>];
 #pragma unroll
         for (int piece = 0; piece < kPieces<Format>; ++piece) {
-          const int index = (turn * kSegments + segment) * kPieces<Format> + piece;
+          const int index = (turn * kSegments<Format> + segment) * kPieces<Format> + piece;
           v[piece] = x[index * kRows * 4];
         }
-        multiply_segment<T, Format>(sums.turns[segment], lower.words[segment], upper.words[segment],
-                                    v, lower.scales, upper.scales, segment, plan);
+        multiply_segment<T, Format>(sums.turns[segment % 2], lower.words[segment],
+                                    upper.words[segment], v, lower.scales[segment],
+                                    upper.scales[segment], segment, plan);
       }
       sums.end_turn(args, rows, tile, place);
     }
