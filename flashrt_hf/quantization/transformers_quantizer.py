@@ -14,7 +14,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
-from flash_rt.structures.precision.formats import packer
+from flash_rt.structures.precision.formats import packed_size, packer
 
 from . import stored
 from .config import FlashRTConfig
@@ -68,6 +68,14 @@ class FlashRTQuantizer(HfQuantizer):  # type: ignore[misc]
             return None
         vocabulary = path in self._vocabulary
         return self.quantization_config.precision_of(path, vocabulary=vocabulary)
+
+    def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
+        """Bytes of an element on its device, by which transformers reserves memory."""
+        precision = self.precision_of(model, param_name)
+        if precision is None:
+            return param.element_size()
+        rows, columns = param.shape
+        return packed_size(precision, rows, columns, param.element_size()) / param.numel()
 
     def get_quantize_ops(self) -> ConversionOps:
         """What quantises a weight that was just read."""
