@@ -29,8 +29,10 @@ class Encoder:
         """``pooling`` is ``mean`` over tokens, ``cls`` (the first token) or ``last``.
 
         Raises:
-            ValueError: another pooling.
+            ValueError: another pooling, or a model that is no encoder of texts.
         """
+        if tokenizer is None:
+            raise ValueError("serve: the model must be one of texts, and has no tokenizer")
         if pooling not in POOLINGS:
             raise ValueError(f"serve: pooling must be one of {POOLINGS}, got {pooling!r}")
         self._model, self._tokenizer, self._pooling = model, tokenizer, pooling
@@ -41,6 +43,9 @@ class Encoder:
         ]
         self.max_len = min([limit for limit in limits if limit] or [8192])
         self._vocabulary = int(getattr(config, "vocab_size", 2**31))
+        if not hasattr(self._run([0]), "last_hidden_state"):
+            kind = type(model).__name__
+            raise ValueError(f"serve: an encoder must return last_hidden_state, {kind} does not")
 
     def encode(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
         """Ids of every text.
@@ -72,6 +77,15 @@ class Encoder:
         return [self._one(each) for each in ids]
 
     def _one(self, ids: list[int]) -> list[float]:
+        states = self._run(ids).last_hidden_state[0, : len(ids)].float()
+        if self._pooling == "mean":
+            vector = states.mean(0)
+        else:
+            vector = states[0 if self._pooling == "cls" else -1]
+        found: list[float] = torch.nn.functional.normalize(vector, dim=0).tolist()
+        return found
+
+    def _run(self, ids: list[int]) -> Any:
         device = next(self._model.parameters()).device
         length = min(-(-len(ids) // LENGTH_STEP) * LENGTH_STEP, max(self.max_len, len(ids)))
         pad = self._tokenizer.pad_token_id or 0
@@ -79,14 +93,7 @@ class Encoder:
         padded[0, : len(ids)] = torch.tensor(ids)
         mask = (torch.arange(length) < len(ids)).long()[None]
         with torch.no_grad():
-            out = self._model(input_ids=padded.to(device), attention_mask=mask.to(device))
-        states = out.last_hidden_state[0, : len(ids)].float()
-        if self._pooling == "mean":
-            vector = states.mean(0)
-        else:
-            vector = states[0 if self._pooling == "cls" else -1]
-        found: list[float] = torch.nn.functional.normalize(vector, dim=0).tolist()
-        return found
+            return self._model(input_ids=padded.to(device), attention_mask=mask.to(device))
 
 
 def answer(

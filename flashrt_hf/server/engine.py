@@ -11,6 +11,17 @@ from typing import Any, Protocol
 
 from flash_rt.structures.loops.generation import GenerationRequest, TokenEvent
 
+# What a model, or the host's own code around it, may raise; all else ends the server.
+MODEL_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
+
 
 class Engine(Protocol):
     """Runs up to ``slots`` answers at a time."""

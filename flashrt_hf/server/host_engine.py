@@ -14,6 +14,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from flash_rt.structures.loops.generation import GenerationRequest, TokenEvent, TokenMask
 
+from .engine import MODEL_ERRORS
+
 REFUSED = ("presence_penalty", "frequency_penalty", "logprobs")
 PATIENCE_S = 0.05  # how long ``step`` waits for a token before it lets others speak
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -180,7 +182,7 @@ class _Run:
                 )
         except _Ended:
             return
-        except (RuntimeError, ValueError, TypeError) as raised:
+        except MODEL_ERRORS as raised:
             error = raised
         self._events.put(
             TokenEvent(

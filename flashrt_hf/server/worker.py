@@ -12,7 +12,7 @@ import torch
 
 from flash_rt.structures.loops.generation import TokenEvent
 
-from .engine import Engine
+from .engine import MODEL_ERRORS, Engine
 from .errors import ApiError
 from .fair_queue import FairQueue, QueueFull
 from .grammar import GrammarError
@@ -199,7 +199,7 @@ class Worker:
             delivery.append((work, Result(work.function())))
         except ApiError as error:
             delivery.append((work, Failed(error)))
-        except (ValueError, RuntimeError, TypeError) as error:
+        except MODEL_ERRORS as error:
             delivery.append((work, Failed(self._internal(error))))
         finally:
             self._current = None
@@ -210,7 +210,7 @@ class Worker:
             work.handle = self.engine.submit(work.request, work.inputs)
         except (ValueError, TypeError) as error:
             delivery.append((work, Failed(ApiError(400, str(error), code="invalid_request"))))
-        except RuntimeError as error:
+        except MODEL_ERRORS as error:
             delivery.append((work, Failed(self._internal(error))))
         else:
             work.left = set(range(work.request.n))
@@ -220,7 +220,7 @@ class Worker:
         assert self.engine is not None
         try:
             events = self.engine.step()
-        except (RuntimeError, ValueError) as error:
+        except MODEL_ERRORS as error:
             failure = Failed(self._internal(error))
             for handle, work in list(self._running.items()):
                 self._cancel(handle)

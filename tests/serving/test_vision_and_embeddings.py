@@ -16,7 +16,7 @@ from serving_support import run_server
 
 import flash_rt
 from flash_rt.flashrt_hf.server import source
-from flash_rt.flashrt_hf.server.loading import pooling_of
+from flash_rt.flashrt_hf.server.loading import encoder_model, pooling_of
 
 
 def load(folder, **options):
@@ -168,3 +168,16 @@ def test_the_checkpoint_names_its_pooling(tmp_path):
     path.write_text(json.dumps(modes | {"pooling_mode_mean_tokens": True}))
     with pytest.raises(ValueError, match="must be one of"):
         pooling_of(path)
+
+
+def test_models_that_are_no_encoders_are_refused(bert):
+    from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification
+
+    classifier = BertForSequenceClassification(AutoConfig.from_pretrained(bert)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    with pytest.raises(ValueError, match="must return last_hidden_state, BertForSequence"):
+        encoder_model(classifier, tokenizer, name="x", pooling="mean")
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        encoder_model(classifier, None, name="x", pooling="mean")
+    with pytest.raises(ValueError, match="pooling must be one of"):
+        encoder_model(classifier, tokenizer, name="x", pooling="max")
