@@ -47,7 +47,9 @@ struct Config {
 constexpr float kFp8Scale = 0.01f;
 
 __device__ void store(bf16* to, float value) { *to = __float2bfloat16(value); }
-__device__ void store(flashrt::Fp8* to, float value) { *to = flashrt::to_fp8(value / kFp8Scale); }
+__device__ void store(flashrt::Fp8* to, float value) {
+  *to = flashrt::scaled_to_fp8(value, kFp8Scale);
+}
 
 template <typename T>
 __global__ void fill(T* data, int64_t count, uint32_t seed, float spread, float centre) {

@@ -59,7 +59,7 @@ __device__ __forceinline__ void round_row(void* cache, int64_t target, const voi
                                           int64_t source, float scale, int dim, int lane) {
   for (int i = lane; i < dim; i += 32) {
     const float value = to_float(static_cast<const T*>(from)[source + i]);
-    static_cast<Fp8*>(cache)[target + i] = to_fp8(value / scale);
+    static_cast<Fp8*>(cache)[target + i] = scaled_to_fp8(value, scale);
   }
 }
 

@@ -176,7 +176,7 @@ struct AttendBlock {
       if (element >= D) continue;
       auto* pair = reinterpret_cast<Fp8*>(key_row) + element;
       for (int i = 0; i < 2; ++i) {
-        pair[i] = to_fp8(to_float(from_float<T>(input.x[2 * j + i])) / key_scale);
+        pair[i] = scaled_to_fp8(to_float(from_float<T>(input.x[2 * j + i])), key_scale);
       }
     }
     if (lane >= D / 8) return;
@@ -184,7 +184,7 @@ struct AttendBlock {
     unpack<T>(input.value, values);
     Fp8* value = at<Fp8>(value_row) + 8 * lane;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) value[i] = to_fp8(values[i] / value_scale);
+    for (int i = 0; i < 8; ++i) value[i] = scaled_to_fp8(values[i], value_scale);
   }
 
   // New keys and values to the cache, from the one block that owns a slot and its first query row.

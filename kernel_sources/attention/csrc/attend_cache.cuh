@@ -6,8 +6,7 @@
 // smaller than that are rounded, others exact. Its scores are divided by it.
 #pragma once
 
-#include <cuda_fp8.h>
-
+#include "common/fp8.cuh"
 #include "common/vec.cuh"
 
 namespace flashrt {
@@ -31,9 +30,9 @@ struct OperandOf<T, Fp8> {
   using Type = __half;
 };
 
-// Round to nearest even, saturate at 448.
-__device__ __forceinline__ Fp8 to_fp8(float value) {
-  return Fp8{__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3)};
+// As a cache stores it.
+__device__ __forceinline__ Fp8 scaled_to_fp8(float value, float scale) {
+  return Fp8{to_fp8(value, scale)};
 }
 
 __device__ __forceinline__ uint32_t widen_pair(uint32_t two) {

@@ -43,7 +43,7 @@ float stored(Fp8 value) {
 template <typename C>
 C to_stored(float value) {
   if constexpr (kIsFp8<C>) {
-    return to_fp8(value);
+    return scaled_to_fp8(value, 1.0f);
   } else {
     return from_float<C>(value);
   }

@@ -132,6 +132,12 @@ using std::min;
 inline void __syncthreads() { emulate::meet(emulate::current->block->barrier); }
 inline void __syncwarp() { emulate::meet(emulate::current->warp->barrier); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __umulhi(uint32_t a, uint32_t b) { return (static_cast<uint64_t>(a) * b) >> 32; }
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
