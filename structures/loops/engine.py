@@ -21,7 +21,7 @@ from .answer import Answer, Handle
 from .controls import GREEDY, check_controls, widest
 from .decode import open_decoder
 from .generation import FinishReason, GenerationRequest, TokenEvent
-from .joining import Joining
+from .joining import Joining, Pace
 from .outbox import News, Outbox
 from .request import integer
 from .sampling import SEEDS
@@ -50,6 +50,7 @@ class Engine:
         self._inbox: deque[Answer] = deque()
         self._waiting: deque[Answer] = deque()
         self._joining: deque[Joining] = deque()
+        self._pace = Pace.of(self._device)
         self._live: list[Answer | None] = []
         self._outbox: Outbox | None = None
         self._alone: Alone | None = None
@@ -220,9 +221,12 @@ class Engine:
         self._admit(events)
         if not self._joining:
             return
+        self._pace.before()
         joining = self._joining.popleft()
         try:
-            if joining.read():
+            whole = joining.read()
+            self._pace.behind()
+            if whole:
                 self._join(joining)
             else:
                 self._joining.append(joining)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -12,6 +14,45 @@ from .cache import EOS_SLOTS
 from .session import Session
 
 CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
+
+
+QUEUED_CHUNKS = 2  # so many keep a device busy
+
+
+class Event(Protocol):
+    """A place in the device's work, as ``torch.cuda.Event``."""
+
+    def record(self) -> None:
+        """Here."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come there."""
+
+
+class Pace:
+    """Keeps the host from queueing a whole prompt, behind which all who come would wait."""
+
+    def __init__(self, event: Callable[[], Event] | None) -> None:
+        """``event`` makes one; None on a device that queues nothing."""
+        self._make = event
+        self._queued: deque[Event] = deque()
+
+    @classmethod
+    def of(cls, device: torch.device) -> Pace:
+        """The pace of a device."""
+        return cls(torch.cuda.Event if device.type == "cuda" else None)
+
+    def before(self) -> None:
+        """Wait until there is room for a chunk."""
+        while len(self._queued) >= QUEUED_CHUNKS:
+            self._queued.popleft().synchronize()
+
+    def behind(self) -> None:
+        """A chunk was queued."""
+        if self._make is not None:
+            event = self._make()
+            event.record()
+            self._queued.append(event)
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from decoders import model
 from flash_rt import structures
 from flash_rt.structures import GenerationRequest
 from flash_rt.structures.capture.tape import TapeBackend
+from flash_rt.structures.loops.joining import Pace
 
 Answers = dict[tuple[Any, int], list[Any]]
 
@@ -145,6 +146,27 @@ def test_prompts_take_turns_so_that_a_short_one_does_not_wait_for_long_ones(
     assert first[handles[0]] > first[handles[1]] > first[handles[2]]
     assert [tokens(found[h, 0]) for h in handles] == wanted
     assert len(tokens(found[running, 0])) == 39  # and the one of the first step
+
+
+def test_at_most_two_chunks_are_queued_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_rt.structures.loops.joining.CHUNK", 16)
+    queued: list[Any] = []
+    most = 0
+
+    class Event:
+        def record(self) -> None:
+            nonlocal most
+            queued.append(self)
+            most = max(most, len(queued))
+
+        def synchronize(self) -> None:
+            assert queued.pop(0) is self
+
+    with engine_of("llama", slots=2) as engine:
+        engine._pace = Pace(Event)
+        handle = engine.submit(request(90, max_new_tokens=3))
+        assert len(tokens(drain(engine)[handle, 0])) == 3
+    assert most == 2
 
 
 def test_weights_written_while_a_prompt_is_read_make_it_be_read_again(
