@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -50,3 +53,27 @@ class Answer:
 
     def _send(self, text: str) -> bool:
         return self._emit(text) if text else True
+
+
+def in_pieces(run: Callable[[Callable[[str], bool]], None]) -> Iterator[str]:
+    """What ``run`` hands to the function that it gets, piece by piece as it comes.
+
+    ``run`` works in a thread of its own. The function returns False once the iterator is closed,
+    which waits for ``run`` to end; what ``run`` raises is raised behind the last piece.
+    """
+    pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    closed = threading.Event()
+
+    def emit(text: str) -> bool:
+        pieces.put(text)
+        return not closed.is_set()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="flash_rt stream") as thread:
+        request = thread.submit(run, emit)
+        request.add_done_callback(lambda _: pieces.put(None))
+        try:
+            while (piece := pieces.get()) is not None:
+                yield piece
+        finally:
+            closed.set()
+        request.result()

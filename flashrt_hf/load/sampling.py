@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 # Options of draws: with any of them and no temperature, that is 1.
 DRAWING = ("top_k", "top_p", "min_p")
@@ -76,3 +79,14 @@ def for_host(where: str, options: Mapping[str, Any], *, why: str) -> dict[str, A
                 f"because {why}"
             )
     return {**(NEUTRAL if found["do_sample"] else GREEDY), **found}
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draws of torch by ``seed``, then as if there had been none; None changes nothing."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

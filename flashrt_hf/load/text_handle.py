@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ from flash_rt.structures.loops.decode import MAX_BATCH
 from flash_rt.structures.loops.request import integer
 
 from . import sampling
-from .answer import Answer, AnswerDone
+from .answer import Answer, AnswerDone, in_pieces
 from .handle import Handle
 from .loop_shelf import LoopShelf
 from .prompts import Message, messages, stop_strings
@@ -115,10 +112,14 @@ class TextHandle(Handle):
         piece.
         """
         inputs = self._inputs("stream", prompt, images=images, raw=raw, template=template)
-        strings = stop_strings("stream", stop)
-        tokenizer = self._tokenizer("stream")
+        strings, tokenizer = stop_strings("stream", stop), self._tokenizer("stream")
         options = sampling.read("stream", options)
-        return self._pieces(inputs, tokenizer, strings, max_new_tokens, options)
+
+        def run(emit: Callable[[str], bool]) -> None:
+            answer = Answer(tokenizer, emit, stop=strings)
+            self._run("stream", inputs, answer, max_new_tokens, options)
+
+        return in_pieces(run)
 
     def generate(
         self,
@@ -179,33 +180,6 @@ class TextHandle(Handle):
         with contextlib.suppress(AnswerDone):
             self._generate(where, inputs, max_new, given, answer, {}, reuse=True)
 
-    def _pieces(
-        self,
-        inputs: dict[str, Any],
-        tokenizer: Any,
-        stop: Sequence[str],
-        max_new: int | None,
-        options: Mapping[str, Any],
-    ) -> Iterator[str]:
-        """The request runs in a thread of its own, which ends a token behind a closed iterator."""
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        closed = threading.Event()
-
-        def emit(text: str) -> bool:
-            pieces.put(text)
-            return not closed.is_set()
-
-        answer = Answer(tokenizer, emit, stop=stop)
-        with ThreadPoolExecutor(1, thread_name_prefix="flash_rt stream") as thread:
-            request = thread.submit(self._run, "stream", inputs, answer, max_new, options)
-            request.add_done_callback(lambda _: pieces.put(None))
-            try:
-                while (piece := pieces.get()) is not None:
-                    yield piece
-            finally:
-                closed.set()
-            request.result()
-
     def _generate(
         self,
         where: str,
@@ -243,7 +217,7 @@ class TextHandle(Handle):
                 )
             told = sampling.for_host(where, options, why=refusal)
             given = {k: _on(self.device, v) for k, v in inputs.items() if v is not None}
-            with self._seeded(options.get("seed")):
+            with sampling.seeded(options.get("seed"), self.device):
                 out: torch.Tensor = self.model.generate(
                     **given, max_new_tokens=max_new, streamer=streamer, **told, **rest
                 )
@@ -264,16 +238,6 @@ class TextHandle(Handle):
         if rows > MAX_BATCH:
             return f"the loop runs up to {MAX_BATCH} rows, and there are {rows}"
         return None
-
-    @contextlib.contextmanager
-    def _seeded(self, seed: int | None) -> Iterator[None]:
-        if seed is None:
-            yield
-            return
-        on_gpu = self.device.type == "cuda"
-        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
-            torch.manual_seed(seed)
-            yield
 
     def _room(self, where: str, width: int, max_new: int | None) -> int:
         """How many tokens may follow a prompt.
