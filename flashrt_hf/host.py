@@ -42,15 +42,21 @@ def load_host(
 
 
 def load_handle(
-    name: str, *, device: torch.device, dtype: torch.dtype | None, **options: Any
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    home: torch.device | None = None,
+    **options: Any,
 ) -> Any:
     """``load_model`` of what a command names.
 
     Args:
         name: see ``MODEL_HELP``.
-        device: where it goes.
-        dtype: what its parameters are cast to; None takes the checkpoint's own, except on a CPU,
+        device: where it is to run.
+        dtype: what its parameters are cast to; None takes the checkpoint's own, except for a CPU,
             which gets ``default_dtype``.
+        home: where it is loaded, when that is not ``device``.
         options: further ones of ``load_model``; ``progress`` is on where standard error is a
             terminal.
 
@@ -63,10 +69,10 @@ def load_handle(
     options = {"progress": sys.stderr.isatty(), **options}
     if name in models.CONFIGS:
         dtype = dtype or default_dtype(device)
-        return load_model(models.build(name, device=device, dtype=dtype), **options)
+        return load_model(models.build(name, device=home or device, dtype=dtype), **options)
     if device.type == "cpu":
         dtype = dtype or default_dtype(device)
-    return load_model(_place(name), device=device, dtype=dtype, **options)
+    return load_model(_place(name), device=home or device, dtype=dtype, **options)
 
 
 def _place(name: str) -> str:

@@ -33,19 +33,23 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
 ) -> None:
     """Print FlashRT's decision for every region of a model."""
+    import torch
+
     from flash_rt import structures
 
     place, kind = placement(device, dtype)
+    packs = precision not in ("auto", "bf16")  # which would not need the whole model on a GPU
     with plain_errors():
         handle = load_handle(
             model,
             device=place,
             dtype=kind,
+            home=torch.device("cpu") if packs else None,
             revision=revision,
             trust_remote_code=trust_remote_code,
             attach=False,
         )
-        table = structures.explain(structures.plan(handle, precision=precision))
+        table = structures.explain(structures.plan(handle, precision=precision, device=place))
     if as_json:
         rows = [_row(row) for row in table]
         print(json.dumps(dict(rows=rows, notes=list(table.notes)), indent=1))

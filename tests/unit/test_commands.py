@@ -24,6 +24,12 @@ def test_explain_prints_every_owner_once(capsys):
     assert {row["decision"] for row in rows} <= {"Bound", "Kept", "Refused"}
 
 
+def test_explain_with_a_precision(capsys):
+    explain.command("tiny-qwen3", device="cpu", precision="int8", as_json=True)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["precision"] for row in rows if row["decision"] == "Bound"} >= {"int8"}
+
+
 def test_explain_as_text_is_the_table(capsys):
     explain.command("tiny-qwen3", device="cpu")
     lines = capsys.readouterr().out.splitlines()
