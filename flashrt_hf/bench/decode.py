@@ -126,6 +126,7 @@ def gate(session: Session, started: flashrt.Started, ids: torch.Tensor) -> dict[
     host = session.host
     if started.plan.packing is not None:
         host = precisions.dequantised(session.host, started.plan, next(host.parameters()).dtype)
+        started.runner.loop.reset()  # the prefill of the first token was recorded as it is
     with as_decoded():
         errors = compare_steps(
             HostRunner("fp32", reference, cache_tokens=cache),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from .fidelity import Fidelity
 from .formats import CLIMB
@@ -50,9 +51,9 @@ def steps(unit: Unit, prices: Prices) -> list[Promotion]:
     return found
 
 
-def best_step(units: Sequence[Unit], prices: Prices) -> Promotion | None:
-    """The step with the most gain a byte; where none gains, the one that leaves the least loss."""
-    every = [step for unit in units for step in steps(unit, prices)]
+def best_step(every: Iterable[Promotion]) -> Promotion | None:
+    """The step with the most gain a byte; where none gains, the one that costs the fewest bytes."""
+    every = [*every]
     gaining = [step for step in every if step.gain > 0]
     if gaining:
         return max(gaining, key=lambda s: (s.gain / max(s.extra_bytes, 1), s.gain))
@@ -82,6 +83,7 @@ def promote(
         The last measurement and every step, in order.
     """
     by_name = {unit.name: unit for unit in units}
+    possible = {unit.name: steps(unit, prices) for unit in units}
     taken: list[Promotion] = []
     fidelity = measure()
     rounds = 0
@@ -93,10 +95,12 @@ def promote(
         goal = now * allowed / max(1.0 - fidelity.cosine, 1e-12)
         changed: set[str] = set()
         while not changed or expected(units, prices) > goal:
-            step = best_step(units, prices)
+            step = best_step(chain.from_iterable(possible.values()))
             if step is None:
                 break
-            by_name[step.unit].precision = step.after
+            unit = by_name[step.unit]
+            unit.precision = step.after
+            possible[step.unit] = steps(unit, prices)
             taken.append(step)
             changed.add(step.unit)
             if rounds > MAX_ROUNDS:
