@@ -25,40 +25,49 @@ SWITCH_SECONDS = 0.0005  # the worker must get the interpreter back well within 
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that gives up on a client which sends no request or does not read its answer."""
+    """HTTP/1.1 that gives up on a client which sends half a request or does not read its answer."""
 
     limits: ServerConfig
-    _timer: asyncio.TimerHandle | None = None
     cycle: Any
+    _head: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for a request."""
         super().connection_made(transport)
-        self._set_timer(self.limits.body_timeout_s, self._no_request)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A request's head must be whole in time, whatever came before it on the connection."""
+        super().data_received(data)
+        self._cancel(self._head)
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
-        self._set_timer(None)
+        """Forget the timers."""
+        self._cancel(self._head, self._stall)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """The send buffer is full: the client has to read."""
         super().pause_writing()
-        self._set_timer(self.limits.stall_timeout_s, self.transport.abort)
+        self._cancel(self._stall)
+        self._stall = self.loop.call_later(self.limits.stall_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """It has."""
         super().resume_writing()
-        self._set_timer(None)
+        self._cancel(self._stall)
 
-    def _no_request(self) -> None:
-        if self.cycle is None:
-            self.transport.abort()
+    def _wait_for_head(self) -> None:
+        self._head = self.loop.call_later(self.limits.body_timeout_s, self.transport.abort)
 
-    def _set_timer(self, seconds: float | None, action: Any = None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, action)
+    @staticmethod
+    def _cancel(*timers: asyncio.TimerHandle | None) -> None:
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
 
 
 class _Uvicorn(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -146,6 +147,13 @@ def test_a_body_that_does_not_come(quick):
 def test_a_request_that_does_not_come(quick):
     assert raw(quick, b"") == b""
     assert raw(quick, b"GET / HT") == b""
+    host, port = quick.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in connection.recv(65536)
+        connection.sendall(b"GET /health HT")
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(65536) == b""
 
 
 def test_what_is_no_http(quick):
