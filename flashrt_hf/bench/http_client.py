@@ -39,10 +39,9 @@ class Answer:
         """From the request to the first piece."""
         return self.times[0] - self.start
 
-    @property
-    def rate(self) -> float:
-        """Pieces a second behind the first."""
-        return (len(self.times) - 1) / (self.times[-1] - self.times[0])
+    def rate(self, tokens: int) -> float:
+        """Tokens a second behind the first, of an answer of so many."""
+        return (tokens - 1) / (self.times[-1] - self.times[0])
 
     def take(self, data: dict[str, Any]) -> None:
         """An event of a stream, or a whole answer."""

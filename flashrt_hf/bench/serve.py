@@ -67,7 +67,8 @@ def main(options: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         *(options.model, "--name", options.model, "--device", options.device),
         *("--dtype", options.dtype, "--precision", options.precision, "--api-key", KEY),
         *("--min-cosine", "0"),
-        *("--max-len", str(options.cache), "--no-prefix-reuse", "--max-body", "0.1"),
+        *("--max-len", str(options.cache), "--no-prefix-reuse"),
+        *("--max-body", "0.1" if options.abuse else "4"),
     ]
     with server_process(arguments) as server:
         say(f"serve: listening on port {server.port}")
@@ -160,7 +161,8 @@ async def _through_http(
     single = [await stream(prompt) for prompt in prompts]
     same = [answer.text for answer in single] == texts
     say(f"serve: answers {'equal' if same else 'DIFFER FROM'} the bare loop's")
-    rate = statistics.median(answer.rate for answer in single[1:])
+    rates = [answer.rate(options.new) for answer in single[1:]]
+    rate = statistics.median(rates)
     first_ms = 1e3 * statistics.median(answer.first_s for answer in single[1:])
     many = await _many_clients(options, stream)
     ratio, extra_ms = rate / bare["rate"], first_ms - bare["first_ms"]
@@ -169,7 +171,7 @@ async def _through_http(
         prompt_tokens=options.prompt,
         new_tokens=options.new,
         bare=bare,
-        http=dict(rate=rate, first_ms=first_ms, rates=[answer.rate for answer in single[1:]]),
+        http=dict(rate=rate, first_ms=first_ms, rates=rates),
         streaming_ratio=ratio,
         first_extra_ms=extra_ms,
         same_as_bare=same,
