@@ -7,6 +7,7 @@ import asyncio
 import httpx
 import pytest
 
+from flash_rt.flashrt_hf.bench import record, serve, table
 from flash_rt.flashrt_hf.bench.abuse import OVERSIZE_BYTES, Abuse
 from flash_rt.flashrt_hf.bench.http_client import ask
 from flash_rt.flashrt_hf.bench.server_process import server_process
@@ -82,3 +83,23 @@ def test_sigterm_under_load_ends_in_time(process):
         assert answer.whole
         assert answer.finish == "length" or answer.error == "shutting_down"
     assert not any("Traceback" in line for line in process.lines)
+
+
+def test_the_benchmark_writes_a_record(monkeypatch_module, tmp_path):
+    path = tmp_path / "serve.json"
+    arguments = ["--model", "tiny-qwen3", "--device", "cpu", "--dtype", "fp32", "--clients", "2"]
+    arguments += ["--prompt", "12", "--new", "6", "--repeats", "1", "--abuse", "20"]
+    options = serve.parser().parse_args([*arguments, "--json", str(path)])
+    options.command = ["flash-rt", "bench", "serve", *arguments]
+    measured, written = serve.main(options)
+    assert written == path
+    assert record.read(path) == measured
+    part = measured["parts"]["serve"]
+    assert part["same_as_bare"]
+    assert part["many"]["same_as_single"]
+    assert part["many"]["clients"] == 2
+    assert part["http"]["rate"] > 0
+    assert measured["parts"]["abuse"]["wrong"] == []
+    shown = table.markdown({"serve.json": measured})
+    assert "streaming through HTTP to the bare loop, tok/s" in shown
+    assert "0 wrong" in shown
