@@ -68,13 +68,18 @@ class Fidelity:
 
 
 def output_rows(result: Any) -> tuple[torch.Tensor, str]:
-    """``[positions, V]`` and its name: the logits, else the last hidden state, else the output."""
+    """``[positions, V]`` and its name, see ``output_of``; without its history."""
+    found, name = output_of(result)
+    return found.detach().reshape(-1, found.shape[-1]), name
+
+
+def output_of(result: Any) -> tuple[torch.Tensor, str]:
+    """What is compared of a call: the logits, else the last hidden state, else the output."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(result, name, None)
         if isinstance(found, torch.Tensor):
-            return found.detach().reshape(-1, found.shape[-1]), name.replace("_", " ")
-    found = next(x for x in tensors_of(result) if x.is_floating_point())
-    return found.detach().reshape(-1, found.shape[-1]), "output"
+            return found, name.replace("_", " ")
+    return next(x for x in tensors_of(result) if x.is_floating_point()), "output"
 
 
 @torch.no_grad()

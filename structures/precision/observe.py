@@ -86,6 +86,12 @@ def hooks(handles: Iterable[Any]) -> Iterator[None]:
             handle.remove()
 
 
+def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The input of a linear layer, by position or by name."""
+    found: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    return found
+
+
 @torch.no_grad()
 def observe(
     model: nn.Module,
@@ -99,10 +105,10 @@ def observe(
     observers = {unit.name: Observer(quantile) for unit in units}
 
     def watch(unit: Unit) -> Any:
-        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-            observers[unit.name].add(args[0])
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            observers[unit.name].add(first(args, kwargs))
 
-        return unit.leaves[0].module.register_forward_pre_hook(note)
+        return unit.leaves[0].module.register_forward_pre_hook(note, with_kwargs=True)
 
     with hooks(watch(unit) for unit in units):
         for call in calls:

@@ -24,9 +24,9 @@ from ..products import has_fp8_products
 from ..prove import PROBE_ERRORS
 from ..weights import ROW_GROUP
 from .data import Call, joined
-from .fidelity import output_rows
+from .fidelity import output_of
 from .formats import CLIMB, packer, unpack
-from .observe import FP8_MAX, SMALLEST_SCALE, hooks
+from .observe import FP8_MAX, SMALLEST_SCALE, first, hooks
 from .units import Leaf, Unit
 
 PRICE_POSITIONS = 512
@@ -88,7 +88,7 @@ def _measured(
     norm = 0.0
     for index, call in enumerate(calls):
         with _watched(units, differentiate) as run:
-            out, _ = output_rows_with_grad(call.run(model, device))
+            out, _ = output_of(call.run(model, device))
         gradients: Sequence[torch.Tensor | None] = [None] * len(run.seen)
         if differentiate:
             norm += float(out.detach().float().square().sum())
@@ -120,26 +120,19 @@ def _watched(units: Sequence[Unit], differentiate: bool) -> Iterator[_Run]:
     run = _Run()
 
     def watch(leaf: Leaf) -> Any:
-        def note(module: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
+        def note(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor
+        ) -> torch.Tensor:
             if differentiate and not out.requires_grad:
                 out = out.detach().requires_grad_()
-            run.seen.append((leaf, args[0].detach(), out))
+            run.seen.append((leaf, first(args, kwargs).detach(), out))
             return out
 
-        return leaf.module.register_forward_hook(note)
+        return leaf.module.register_forward_hook(note, with_kwargs=True)
 
     leaves = {id(leaf.module): leaf for unit in units for leaf in unit.leaves}
     with hooks(map(watch, leaves.values())), torch.set_grad_enabled(differentiate):
         yield run
-
-
-def output_rows_with_grad(result: Any) -> tuple[torch.Tensor, str]:
-    """As ``output_rows``, with its history."""
-    for name in ("logits", "last_hidden_state"):
-        found = getattr(result, name, None)
-        if isinstance(found, torch.Tensor):
-            return found, name
-    return output_rows(result)
 
 
 def _gradients(

@@ -144,6 +144,30 @@ def test_a_model_without_gradients_is_priced_by_its_units(monkeypatch: pytest.Mo
     plan.detach()
 
 
+class ByName(nn.Module):
+    """A model that calls its layers by keyword, and takes no ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 48), nn.Linear(48, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(input=torch.relu(self.first(input=x)))
+
+
+def test_any_module_can_be_calibrated_and_promoted() -> None:
+    model = zoo.redraw(ByName())
+    with torch.no_grad():
+        model.second.weight[:, 3] = 80.0
+        model.first.weight[3], model.first.bias[3] = 0.0, -1.0  # relu makes it zero
+    batches = [torch.randn(600, 32, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    plan = structures.attach(model, precision="int8", calibration=batches)
+    assert precisions(plan) == {"first": "int8", "second": "bf16"}
+    assert plan.packing is not None and plan.packing.fidelity is not None
+    assert plan.packing.fidelity.output == "output" and plan.packing.fidelity.enough
+    plan.detach()
+
+
 def test_a_language_model_samples_its_own_text() -> None:
     model = zoo.make("qwen3")
     plan = structures.attach(model, precision="int8")
