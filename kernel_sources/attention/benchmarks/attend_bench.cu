@@ -6,8 +6,8 @@
 // `short`: alone is a chain of attend calls; after a producer is what a call adds to a chain of
 // small kernels that write q, k and v. `step`: what a call adds between two kernels that read the
 // weights of the projections around it, as they do in a decode step, in every form a launch may
-// take; `long`: the same of calls that read many slots, and such calls alone. Without an argument
-// all of it runs. A failed check makes the exit status 1.
+// take; `long`: calls that read many slots, alone, in every form. Without an argument all of it
+// runs. A failed check makes the exit status 1.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -162,14 +162,10 @@ struct Call {
     const int dim = config.dim;
     cos.resize(static_cast<size_t>(config.slots) * dim);
     sin.resize(cos.size());
-    std::vector<double> frequencies(dim);
-    for (int i = 0; i < dim; ++i) {
-      const int frequency = config.interleaved ? i / 2 : i % (dim / 2);
-      frequencies[i] = std::pow(10000.0, -2.0 * frequency / dim);
-    }
     for (int slot = 0; slot < config.slots; ++slot) {
       for (int i = 0; i < dim; ++i) {
-        const double angle = slot * frequencies[i];
+        const int frequency = config.interleaved ? i / 2 : i % (dim / 2);
+        const double angle = slot * std::pow(10000.0, -2.0 * frequency / dim);
         cos[slot * dim + i] = static_cast<float>(std::cos(angle));
         sin[slot * dim + i] = static_cast<float>(std::sin(angle));
       }
@@ -533,31 +529,13 @@ void time_step(const Config& config, const std::vector<Form>& forms) {
   }
 }
 
-void print_forms(const std::vector<Form>& forms) {
+void time_steps() {
+  const std::vector<Form> forms = {{8, 1, 4}, {8, 1, 2}, {8, 2, 2}, {4, 1, 4}, {4, 1, 2},
+                                   {4, 2, 2}, {2, 1, 2}, {2, 2, 2}, {1, 1, 4}, {1, 1, 2}};
   std::printf("us that a call adds to a layer, by cluster/crowd/ring\n%-14s %3s %5s %6s | %6s |",
               "", "B", "S", "live", "layer");
   for (const Form& form : forms) std::printf("  %d/%d/%d", form.cluster, form.crowd, form.ring);
   std::printf("\n");
-}
-
-void time_long_steps() {
-  const std::vector<Form> forms = {{1, 1, 2}, {1, 1, 3}, {1, 1, 4}, {1, 1, 6},
-                                   {1, 2, 2}, {1, 2, 3}, {1, 2, 4}};
-  print_forms(forms);
-  for (const bool fp8 : {false, true}) {
-    const char* name = fp8 ? "Qwen3-8B FP8" : "Qwen3-8B";
-    for (const int live : {4096, 20000, 32000}) {
-      time_step({name, 1, 1, 32, 8, 128, 32768, live, 0, true, false, 0, fp8}, forms);
-    }
-    time_step({name, 1, 1, 32, 8, 128, 131072, 128000, 0, true, false, 0, fp8}, forms);
-    time_step({name, 4, 1, 32, 8, 128, 8192, 8000, 0, true, false, 0, fp8}, forms);
-  }
-}
-
-void time_steps() {
-  const std::vector<Form> forms = {{8, 1, 4}, {8, 1, 2}, {8, 2, 2}, {4, 1, 4}, {4, 1, 2},
-                                   {4, 2, 2}, {2, 1, 2}, {2, 2, 2}, {1, 1, 4}, {1, 1, 2}};
-  print_forms(forms);
   for (const int batch : {1, 2, 4, 8}) {
     for (const int live : {128, 300, 384, 1000}) {
       time_step({"Qwen3-8B", batch, 1, 32, 8, 128, 1024, live, 0, true, false, 0}, forms);
@@ -643,7 +621,6 @@ int main(int count, char** arguments) {
   bool good = true;
   if (asked("check")) good = check_all();
   if (asked("step")) time_steps();
-  if (asked("long")) time_long_steps();
   if (asked("long")) time_long();
   if (asked("short")) time_short();
   return good ? 0 : 1;

@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     }
   }
   block.append();
-  if (work.is_alone()) return;
+  if (work.first == work.last) return;
   if (!work.gathers) {
-    block.merge_stored();
+    block.merge_parts();
   } else if (first_of_cluster) {
     block.gather();
   }

@@ -283,9 +283,8 @@ struct AttendBlock {
     }
   }
 
-  // e and l of row lane / 4, o as multiply_values leaves it: merge with the neighbours that this
-  // block has, as far up the tree as its splits reach. What has neighbours elsewhere is handed
-  // over, after the last split with the sums that still wait for it.
+  // e and l of row lane / 4, o as multiply_values leaves it: merge with the neighbours that are
+  // there, as far up the tree as a part goes.
   __device__ __forceinline__ void merge_up(int split, int block, int tile, float e, float l,
                                            float (&o)[4]) const {
     const int rows = p.row_tiles * kTileRows, jobs = p.row_tiles * kDimBlocks<D>;
@@ -293,11 +292,10 @@ struct AttendBlock {
     float2* sums_el =
         at<float2>(layout.sums_el) + warp * p.levels * rows + tile * kTileRows + lane / 4;
     int level = 0;
-    for (; level < work.top(); ++level) {
+    for (; level < work.level; ++level) {
       const int start = split >> level << level;
       if (split >> level & 1) {
-        if (start - (1 << level) < work.from()) break;
-        if (start <= work.own) continue;  // what is left of it is dead
+        if (start <= work.own) continue;  // nothing is left of it
         const float2 left_el = sums_el[level * rows];
         const float4 left = sums[level * jobs * 32];
         const Weights w(left_el.x, e);
@@ -312,21 +310,9 @@ struct AttendBlock {
         sums[level * jobs * 32] = make_float4(o[0], o[1], o[2], o[3]);
         sums_el[level * rows] = make_float2(e, l);
         return;
-      } else if (start + (2 << level) > work.to()) {
-        break;
       }
     }
-    hand_over(split, split >> level << level, block, tile, e, l, o);
-    if (split + 1 < work.own_end) return;
-    for (++level; level < work.top(); ++level) {
-      const int start = (split >> level) - 1 << level;
-      if (!(split >> level & 1) || start < work.from() || start + (1 << level) <= work.own)
-        continue;
-      const float2 el = sums_el[level * rows];
-      const float4 sum = sums[level * jobs * 32];
-      const float sum_o[4] = {sum.x, sum.y, sum.z, sum.w};
-      hand_over(split, start, block, tile, el.x, el.y, sum_o);
-    }
+    hand_over(split, block, tile, e, l, o);
   }
 
   // A number that every lane has for row lane / 4, for rows 2c and 2c + 1.
@@ -336,14 +322,13 @@ struct AttendBlock {
                        __shfl_sync(0xffffffffu, value, from + 4));
   }
 
-  // A tile's rows, of the node of the tree that starts with split `start`, to `out`, to the first
-  // block of the cluster, or to the workspace.
-  __device__ __forceinline__ void hand_over(int split, int start, int block, int tile, float e,
-                                            float l, const float (&o)[4]) const {
+  // A part of a tile's rows to `out`, to the first block of the cluster, or to the workspace.
+  __device__ __forceinline__ void hand_over(int split, int block, int tile, float e, float l,
+                                            const float (&o)[4]) const {
     const int row0 = tile * kTileRows, column = row0 + 2 * (lane % 4);
     const int pair = block * 8 + lane / 4;
     const float2 first = make_float2(o[0], o[2]), second = make_float2(o[1], o[3]);
-    if (work.is_alone()) {
+    if (work.first == work.last) {
       const float2 l_of = of_columns(l);
       write_pair(column, pair, first, l_of.x, 4);
       write_pair(column + 1, pair, second, l_of.y, 4);
@@ -363,7 +348,7 @@ struct AttendBlock {
       return;
     }
     const int* out_rows = at<int>(layout.row_out);
-    const int64_t part = static_cast<int64_t>(start) * p.partial_rows;
+    const int64_t part = static_cast<int64_t>(split >> work.level) * p.partial_rows;
     float2* parts = reinterpret_cast<float2*>(p.partial_o) + part * (D / 2) + pair;
     if (column < work.rows) parts[out_rows[column] * (D / 2)] = first;
     if (column + 1 < work.rows) parts[out_rows[column + 1] * (D / 2)] = second;
@@ -389,14 +374,15 @@ struct AttendBlock {
         two.x, two.y);
   }
 
-  // Every pair of elements, once over the block's threads, from `merged(row, pair)`.
-  template <typename Function>
-  __device__ __forceinline__ void write_merged(Function merged) const {
+  // Every pair of elements, once over the block's threads, from `parts(row, pair)` of 2^level
+  // splits.
+  template <bool kGlobal, typename Function, typename Ready>
+  __device__ __forceinline__ void write_merged(int level, Function parts, Ready ready) const {
     const int pairs = work.rows * (D / 2);
     for (int i = threadIdx.x; i - lane < pairs; i += kThreads) {
       const int row = i / (D / 2), pair = i % (D / 2);
       Partial sum = empty_partial();
-      if (i < pairs) sum = merged(row, pair);
+      if (i < pairs) sum = merge<kGlobal>(parts(row, pair), level, ready);
       write_pair(row, pair, sum.o, sum.l, 1);
     }
   }
@@ -404,28 +390,37 @@ struct AttendBlock {
   // In the first block of a cluster: the rows from all parts of its blocks.
   __device__ __forceinline__ void gather() const {
     if (threadIdx.x == 0) gathered.arrive_expecting(work.parts() * work.rows * (D * 4 + 8));
-    write_merged([&](int row, int pair) {
-      const Parts parts{at<float2>(layout.gather_el) + row,
-                        at<float2>(layout.gather_o) + row * (D / 2) + pair, work.rows,
-                        work.rows * (D / 2)};
-      return merge_parts(parts, work.first >> work.level, work.last >> work.level, work.level,
-                         [&] { gathered.wait(0); });
-    });
+    write_merged<false>(
+        work.level,
+        [&](int row, int pair) {
+          return Parts{at<float2>(layout.gather_el) + row,
+                       at<float2>(layout.gather_o) + row * (D / 2) + pair,
+                       work.rows,
+                       work.rows * (D / 2),
+                       work.first >> work.level,
+                       work.last >> work.level};
+        },
+        [&] { gathered.wait(0); });
   }
 
-  // Nodes in the workspace: the last block to get here merges them.
-  __device__ __forceinline__ void merge_stored() const {
+  // Parts in the workspace: the last block to get here merges them.
+  __device__ __forceinline__ void merge_parts() const {
     int* counter = static_cast<int*>(p.workspace) + work.lane_index;
     if (!arrive_last(counter, work.active_blocks(p))) return;
-    const int last_edge = work.origin + (p.blocks.value - 1) * work.step;
-    write_merged([&](int row, int pair) {
-      const int out_row = at<int>(layout.row_out)[row];
-      const Parts nodes{reinterpret_cast<const float2*>(p.partial_el) + out_row,
-                        reinterpret_cast<const float2*>(p.partial_o) +
-                            static_cast<int64_t>(out_row) * (D / 2) + pair,
-                        p.partial_rows, static_cast<int64_t>(p.partial_rows) * (D / 2)};
-      return merge_nodes(nodes, NodeWalk(work.first, work.last, work.origin, work.step, last_edge));
-    });
+    const int first = work.first >> work.level, last = work.last >> work.level;
+    write_merged<true>(
+        work.level,
+        [&](int row, int pair) {
+          const int64_t at_first =
+              static_cast<int64_t>(first) * p.partial_rows + at<int>(layout.row_out)[row];
+          return Parts{reinterpret_cast<const float2*>(p.partial_el) + at_first,
+                       reinterpret_cast<const float2*>(p.partial_o) + at_first * (D / 2) + pair,
+                       p.partial_rows,
+                       static_cast<int64_t>(p.partial_rows) * (D / 2),
+                       first,
+                       last};
+        },
+        [] {});
   }
 };
 

@@ -69,10 +69,9 @@ struct Plan {
   bool fits;
   bool waits;  // the grid needs two blocks on a multiprocessor, and they do not fit
 
-  // Without clusters: an FP8 split is so few bytes that one block cannot work on them as fast as
-  // they come.
+  // Without clusters: one block cannot work on a long cache as fast as it comes.
   static int most_blocks(const DeviceLimits& device, const AttendParams& p) {
-    const int crowd = p.max_crowd > 0 ? p.max_crowd : kIsFp8<C> ? 2 : 1;
+    const int crowd = p.max_crowd > 0 ? p.max_crowd : 2;
     return device.multiprocessors * (D <= 128 ? crowd : 1);
   }
 
@@ -83,8 +82,8 @@ struct Plan {
     unit = cluster;
     units = clusters ? 1 : std::max(1, std::min(most_blocks(device, p) / lanes, splits));
     const int blocks = units * unit;
-    const int step = splits_per_block((splits - 2 + blocks) / blocks, clusters);
-    levels = levels_of(splits, blocks, clusters, p.window > 0);
+    const int step = splits_per_block((splits - 2 + blocks) / blocks);
+    levels = step >= kFanIn ? kSuperLevel : step / 2;
     // Half a multiprocessor's memory where the grid needs two blocks on one, and for clusters,
     // which are not on all multiprocessors and find one sooner.
     const int half =

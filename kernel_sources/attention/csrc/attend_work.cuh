@@ -59,24 +59,13 @@ __device__ __forceinline__ int divide(int n, Divisor divisor) {
   return divisor.value == 1 ? n : __umulhi(n, divisor.reciprocal);
 }
 
-// Splits that each block takes, the last one what is left, which may be one more: the newest split
-// is rarely full. Blocks that meet in the workspace share evenly, in whole supers where that costs
-// little, for fewer nodes to merge. Those of a cluster take 1, 2, 4 or a multiple of 8, so that
-// each hands over whole pairs, quads or supers.
-__host__ __device__ inline int splits_per_block(int rounded_up, bool clusters) {
-  if (rounded_up <= 1) return 1;
-  const int supers = (rounded_up + kFanIn - 1) / kFanIn * kFanIn;
-  if (!clusters) return (supers - rounded_up) * 24 <= rounded_up ? supers : rounded_up;
-  return rounded_up == 2 ? 2 : rounded_up <= 4 ? 4 : supers;
-}
-
-// Levels of the tree at which a block may have to keep a sum, in a call with up to `splits` live
-// ones for `blocks`. A window may begin anywhere, so that few splits lie far up the tree.
-inline int levels_of(int splits, int blocks, bool clusters, bool window) {
-  const int step = splits_per_block((splits - 2 + blocks) / blocks, clusters);
-  if (clusters && splits <= kFanIn) return step >= kFanIn ? kSuperLevel : step / 2;
-  const int own = blocks == 1 ? splits : std::min(splits, step + 1);
-  return own == 1 ? 0 : own > 4 || window ? kSuperLevel : (own + 1) / 2;
+// Splits that each of `blocks` blocks takes of `splits`: 1, 2, 4 or a multiple of 8, so that a
+// block has whole pairs, quads or supers. The last block takes what is left, which may be one more:
+// the newest split is rarely full.
+__host__ __device__ inline int splits_per_block(int rounded_up) {
+  return rounded_up <= 2   ? (rounded_up < 1 ? 1 : rounded_up)
+         : rounded_up <= 4 ? 4
+                           : (rounded_up + kFanIn - 1) / kFanIn * kFanIn;
 }
 
 // Splits that can be live at once for one (sequence, key head): `window` 0 without.
@@ -104,8 +93,7 @@ struct Work {
   int length;           // slots filled before this call
   int begin, end;       // slots that some row sees
   int first, last;      // splits with such slots
-  int step, level;      // splits per block, and the largest level whose nodes they are made of
-  int origin;           // where the first block would begin without dead splits
+  int step, level;      // splits per block; those of a part, as a power of two
   int own, own_end;     // this block's splits
   bool gathers;         // the first block of the cluster merges
 
@@ -125,32 +113,20 @@ struct Work {
     first = begin / kSplit;
     last = (end - 1) / kSplit;
     const int splits = last - first + 1, blocks = p.blocks.value;
-    step = splits_per_block(divide(splits - 2 + blocks, p.blocks), p.use_clusters);
-    level = __ffs(step | kFanIn) - 1;
+    step = splits_per_block(divide(splits - 2 + blocks, p.blocks));
+    level = step >= kFanIn ? kSuperLevel : step / 2;
     gathers = p.use_clusters && parts() <= kFanIn;
-    origin = first >> level << level;
+    const int origin = first >> level << level;
     own = max(first, origin + block * step);
     own_end = min(block == blocks - 1 ? last : origin + block * step + step - 1, last) + 1;
   }
 
-  // Nodes of 2^level splits.
+  // Merges of 2^level splits that the blocks hand over.
   __device__ __forceinline__ int parts() const { return (last >> level) - (first >> level) + 1; }
   // Blocks that have splits.
   __device__ __forceinline__ int active_blocks(const AttendParams& p) const {
+    const int origin = first >> level << level;
     return min(static_cast<int>(p.blocks.value), (last - origin) / step + 1);
-  }
-  // Up to where a block merges: a cluster's parts are all of one level.
-  __device__ __forceinline__ int top() const { return gathers ? level : kSuperLevel; }
-  // This block's splits, and dead ones next to them up to the edge of a super.
-  __device__ __forceinline__ int from() const {
-    return own == first ? first >> kSuperLevel << kSuperLevel : own;
-  }
-  __device__ __forceinline__ int to() const {
-    return own_end > last ? ((last >> kSuperLevel) + 1) << kSuperLevel : own_end;
-  }
-  // Whether this block has the row, in one super.
-  __device__ __forceinline__ bool is_alone() const {
-    return own == first && own_end > last && first >> kSuperLevel == last >> kSuperLevel;
   }
   // Whether this block takes the split of `slot`.
   __device__ __forceinline__ bool owns(int slot) const {
