@@ -53,8 +53,9 @@ class Server:
         self._images = Images(config)
         self.metrics.gauge("queue_depth", "Requests that wait", lambda: self.worker.waiting)
         self.metrics.gauge("running", "Requests that have a slot", lambda: self.worker.running)
-        if model.engine is not None:
-            self.metrics.totals(model.engine.counters)
+        counters = model.counters if model.engine is None else model.engine.counters
+        if counters is not None:
+            self.metrics.totals(counters)
         self.app = self._make_app()
 
     def _make_app(self) -> FastAPI:

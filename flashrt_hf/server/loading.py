@@ -86,8 +86,18 @@ def encoder_model(model: Any, tokenizer: Any, *, name: str, pooling: str) -> Ser
         plan=plan_reader(model),
         max_len=encoder.max_len,
         embedder=encoder,
+        counters=lambda: _forward_counters(model),
         device=next(model.parameters()).device,
     )
+
+
+def _forward_counters(model: Any) -> dict[str, float]:
+    """Graphs of the captured forward, and calls that ran without one."""
+    plan = vars(model).get(PLAN)
+    if plan is None or plan.captured is None:
+        return {"graph_captures": 0, "fallbacks": 0}
+    stats = plan.captured.stats
+    return {"graph_captures": stats.captures, "fallbacks": stats.fallbacks.total()}
 
 
 def _engine(model: Any, processor: Any, max_len: int, options: dict[str, Any]) -> Engine:

@@ -41,7 +41,7 @@ class Served:
         name: what requests call it.
         codec, engine: of a model that writes text.
         vision: of a model that also looks at images.
-        embedder: of an encoder.
+        embedder: of an encoder; ``counters`` are then its totals for ``/metrics``.
         device: where the model is; None where it does not matter.
         plan: the rows of ``structures.explain`` and its notes, as JSON has them.
     """
@@ -55,6 +55,7 @@ class Served:
     defaults: Defaults = field(default_factory=Defaults)
     vision: Vision | None = None
     embedder: Embedder | None = None
+    counters: Callable[[], Mapping[str, float]] | None = None
     device: torch.device | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -138,6 +139,9 @@ def test_embeddings_are_the_models(bert, pooling):
         assert ids.usage.prompt_tokens == 3
         assert [each.index for each in ids.data] == [0, 1]
         assert running.server.model.abilities == ["embeddings"]
+        metrics = httpx.get(f"{running.url}/metrics").text
+        assert "flashrt_graph_captures_total 2.0" in metrics  # up to 32 tokens, and up to 64
+        assert "flashrt_fallbacks_total 0.0" in metrics
 
 
 def test_embeddings_that_cannot_be(bert):
