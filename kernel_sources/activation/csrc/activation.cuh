@@ -13,7 +13,7 @@ inline constexpr int kWarp = 32;
 inline constexpr int kMaxRowThreads = 512;
 inline constexpr int kLongRow = 0;  // chunks per thread of a row that is computed twice
 
-// Chunk `index` of `row`, rounded to T.
+// Chunk `index` of `row`, rounded to T, elements past the row's end zero.
 template <typename T>
 __device__ __forceinline__ uint4 activated_chunk(const ActivationArgs& args, int64_t row,
                                                  int index) {
@@ -32,6 +32,12 @@ __device__ __forceinline__ uint4 activated_chunk(const ActivationArgs& args, int
     unpack<T>(packed_up, factors);
 #pragma unroll
     for (int i = 0; i < kVec<T>; ++i) values[i] *= factors[i];
+  } else {
+    // The sigmoid of what load_chunk puts past the end is 1/2, which is no part of the row's
+    // largest magnitude; above, `up` is zero there.
+    const int count = chunk_count<T>(index, args.dim);
+#pragma unroll
+    for (int i = 0; i < kVec<T>; ++i) values[i] = i < count ? values[i] : 0.0f;
   }
   return pack<T>(values);
 }

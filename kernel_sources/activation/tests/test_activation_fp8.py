@@ -36,6 +36,16 @@ def test_values(activation, device, dtype, size, static):
         assert actual[1] is scale
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_sigmoid_takes_its_scale_from_the_row_alone(activation, device, dtype, size):
+    """All of it below sigmoid(0), also where the last chunk is not full."""
+    x = cases.values(3, size, dtype=dtype, device=device).abs().neg() - 1
+    for kind in ("sigmoid", "tanh", "relu", "identity"):
+        expected = activation.activate(x, activation=kind)
+        assert_quantised(activation.activate_fp8(x, activation=kind), expected)
+
+
 @pytest.mark.parametrize("size", [64, 65, 1000])
 def test_bits_do_not_depend_on_the_layout(activation, device, size):
     x = cases.values(4, 3, size, dtype=torch.bfloat16, device=device)

@@ -63,9 +63,13 @@ __device__ __forceinline__ uint4 normalized_chunk(const NormArgs& args, uint32_t
   float values[kVec<T>];
   float operand[kVec<T>];
   unpack<T>(packed, values);
+  // Elements past the end stay zero, as they count in the largest magnitude of a row of FP8; x = 0
+  // there is not at the mean.
+  const int count = chunk_count<T>(index, args.dim);
 #pragma unroll
   for (int i = 0; i < kVec<T>; ++i) {
-    values[i] = (values[i] - moments.first_mean - moments.correction) * moments.inverse_std;
+    const float distance = values[i] - moments.first_mean - moments.correction;
+    values[i] = i < count ? distance * moments.inverse_std : 0.0f;
   }
   if (args.weight.data != nullptr) {
     load_as<T>(args.weight.data, args.weight.is_fp32, index, args.dim, args.aligned, operand);

@@ -36,6 +36,17 @@ def test_values(norm, device, dtype, size, static):
         assert norm.rms_norm_fp8(x, weight, **given)[1] is scale
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 3, 127, 257, 5003, 65601])
+@pytest.mark.parametrize("mean", [0.0, -200.0])
+def test_a_layer_norm_takes_its_scale_from_the_row_alone(norm, device, dtype, size, mean):
+    """A last chunk that is not full, and a mean far from zero: what is not there counts as none."""
+    x = cases.rows(3, size, dtype=dtype, device=device) + mean
+    bias = cases.parameter(size, dtype=dtype, device=device)
+    for given in (dict(), dict(bias=bias), dict(shift=x)):
+        assert_quantised(norm.layer_norm_fp8(x, **given), norm.layer_norm(x, **given))
+
+
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 4, 64)])
 def test_leading_dims(norm, device, shape):
     x = cases.rows(*shape, dtype=torch.bfloat16, device=device)
