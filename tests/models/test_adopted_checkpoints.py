@@ -11,7 +11,7 @@ import torch
 from checkpoints import save, text_model
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config
 
 import flash_rt
 from flash_rt import structures
@@ -171,7 +171,11 @@ def test_fine_grained_fp8(tmp_path: Path) -> None:
         modules_to_not_convert=["lm_head"],
     )
     rewrite(tmp_path, change, quantization)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    # Where transformers sees a GPU it keeps the codes, unless it is told not to.
+    dequantized = FineGrainedFP8Config(dequantize=True, modules_to_not_convert=["lm_head"])
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, quantization_config=dequantized
+    )
     expected = {name: module.weight.detach() for name, module in linears(theirs).items()}
     model = adopted(tmp_path)
     assert_values(model, expected, "fp8")

@@ -175,12 +175,12 @@ def test_handle_of_a_quantised_folder(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_diffusers(tmp_path: Path, precision: str) -> None:
-    from diffusers import WanTransformer3DModel
-
+    diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(num_attention_heads=2, attention_head_dim=16, ffn_dim=72)
     sizes |= dict(in_channels=4, out_channels=4, text_dim=32, freq_dim=32, num_layers=1)
-    full = zoo.redraw(WanTransformer3DModel(**sizes, rope_max_seq_len=32))
+    kind = diffusers.WanTransformer3DModel
+    full = zoo.redraw(kind(**sizes, rope_max_seq_len=32))
     full.save_pretrained(tmp_path / "full")
     given = dict(torch_dtype=torch.bfloat16)
     inputs = dict(
@@ -189,7 +189,6 @@ def test_diffusers(tmp_path: Path, precision: str) -> None:
         timestep=torch.tensor([3]),
         return_dict=False,
     )
-    kind = WanTransformer3DModel
     full = kind.from_pretrained(tmp_path / "full", **given)
     model = kind.from_pretrained(
         tmp_path / "full", quantization_config=FlashRTConfig(precision), **given

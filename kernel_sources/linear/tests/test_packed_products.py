@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,28 @@ def products(family: ModuleType) -> Any:
     return importlib.import_module(f"{family.__name__}.packed_products")
 
 
+@cache
+def cpu_scales_rows() -> bool:
+    """Whether torch's E4M3 products on the CPU take scales of rows: not in torch 2.11."""
+    ones = torch.ones((16, 16)).to(FP8)
+    try:
+        torch._scaled_mm(
+            *(ones, ones.t()),
+            scale_a=torch.ones((16, 1)),
+            scale_b=torch.ones((1, 16)),
+            out_dtype=BF16,
+        )
+    except RuntimeError:
+        return False
+    return True
+
+
+def need_cpu_product(dtype: torch.dtype) -> None:
+    """Skip where torch cannot compute what ``_fp8_product`` asks of it on a GPU."""
+    if dtype == BF16 and not cpu_scales_rows():
+        pytest.skip("torch's FP8 products on this CPU take no scale for each row")
+
+
 def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x.float() / scale).clamp(-448, 448).to(FP8)
 
@@ -33,6 +56,8 @@ def test_fp8_product(
     """E4M3 times E4M3 with a scale for each row and column, rounded to each dtype."""
     if device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
+    if device == "cpu":
+        need_cpu_product(dtype)
     packed = packing.make_packed(family, "fp8", n, k, device)
     x = cases.normal((19, k), BF16, device, seed=0)
     scale = x.float().abs().amax(1, keepdim=True) / 448
@@ -50,9 +75,10 @@ def test_fp8_product(
     if device == "cpu":
         assert_accurate(actual, exact, eager.to(dtype))
         return
-    # Hopper's tensor cores keep 14 bits of a sum of E4M3 products.
+    # Hopper's tensor cores keep 14 bits of a sum of E4M3 products, and cut it there every 32
+    # columns: up to 2**-13 of the sum so far, which is half of the whole on average.
     error = (actual.double() - exact).abs().max() / exact.abs().max()
-    assert error < 2.0**-11 + unit_roundoff(dtype), error
+    assert error < 2.0**-11 + k / 32 * 2.0**-14 + unit_roundoff(dtype), error
 
 
 @pytest.mark.parametrize("form", packing.FORMATS)
@@ -167,6 +193,7 @@ def test_decoder_layer_in_fp8(
     family: ModuleType, in_fp8: None, dtype: torch.dtype, quantized_input: bool
 ) -> None:
     """A layer's products as a GPU multiplies them, in eager and in one traced graph."""
+    need_cpu_product(dtype)
     make = packing.make_packed
     (q, dense), (gate, _), (up, _) = (make(family, "fp8", 64, 64, "cpu", seed=i) for i in (1, 2, 3))
     norm = cases.normal((64,), dtype, "cpu", seed=4)
