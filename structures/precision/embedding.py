@@ -12,6 +12,7 @@ from ..binding import Binder, guarded, host_class
 from ..catalogue.head import read_embedding
 from ..catalogue.spec import NotThisForm
 from ..weights import table_of
+from .host_weights import refuse_absent
 
 IDS = (torch.int64, torch.int32)
 
@@ -38,7 +39,10 @@ def embedding_factor(model: nn.Module, path: str) -> float:
 
 
 def bind_embedding(model: nn.Module, path: str, binder: Binder, factor: float) -> None:
-    """Give the embedding at ``path`` a forward that reads what ``table_of`` its weight says."""
+    """Give the embedding at ``path`` a forward that reads what ``table_of`` its weight says.
+
+    Calls that are the host's own are refused while its table is elsewhere.
+    """
     module: Any = model.get_submodule(path)
     weight = module._parameters["weight"]
     dtype, device = weight.dtype, weight.device
@@ -51,6 +55,12 @@ def bind_embedding(model: nn.Module, path: str, binder: Binder, factor: float) -
         return result
 
     forward = guarded(
-        host_class(module), fast, unary=True, example=module, dtypes=IDS, device=device.type
+        host_class(module),
+        fast,
+        unary=True,
+        example=module,
+        dtypes=IDS,
+        device=device.type,
+        before_host=refuse_absent,
     )
     binder.override(module, ("packed embedding", factor, dtype), forward=forward)

@@ -93,6 +93,8 @@ def test_released_weights_cannot_be_saved_copied_or_restored(place: str, tmp_pat
     assert plan.attached
     with pytest.raises(RuntimeError, match="its full-precision values were released"):
         model.train()(input_ids=ids)
+    with pytest.raises(RuntimeError, match="Embedding needs.*values were released"):
+        model.model.embed_tokens(ids)
     assert torch.equal(logits(model.eval(), ids), logits(kept, ids))
     other.detach()
 
