@@ -6,6 +6,7 @@ Without a GPU the device is an imagined one: what is brought there is copied and
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import weakref
 from pathlib import Path
@@ -170,13 +171,17 @@ def test_a_gpu_never_holds_the_model_in_full_precision() -> None:
         if os.environ.get("FLASH_RT_REQUIRE_GPU") == "1":
             pytest.fail("FLASH_RT_REQUIRE_GPU=1, and torch sees no GPU")
         pytest.skip("torch sees no GPU")
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
-    model = deep(24, **sizes).to(torch.bfloat16)
+    # Wide rather than deep: what the backward pass that prices weights keeps of each layer grows
+    # with the width, weights with its square. The workspace of cuBLAS (32 MiB) counts too.
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
+    model = deep(12, **sizes).to(torch.bfloat16)
     total = weight_bytes(model)
+    gc.collect()
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     plan = structures.attach(model, precision="fp8", device="cuda")
-    assert torch.cuda.max_memory_allocated() - before < 0.9 * total
+    assert torch.cuda.max_memory_allocated() - before < 0.8 * total
     assert plan.attached
     assert {p.device.type for p in model.model.norm.parameters()} == {"cuda"}
     plan.detach()
