@@ -116,10 +116,13 @@ def load_model(
     hub = Hub(revision, cache_dir, token, local_files_only)
     if isinstance(model, nn.Module):
         _refuse_beside_module(hub, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
-        host: nn.Module = model.to(device=None if packs else place, dtype=kind)
         name = type(model).__name__
         if model.training:
-            raise ValueError(f"{WHERE}: model must be in evaluation mode; call model.eval() first")
+            raise ValueError(
+                f"{WHERE}: model must be in evaluation mode, got {name} in training mode; call "
+                "model.eval() first"
+            )
+        host: nn.Module = model.to(device=None if packs else place, dtype=kind)
     else:
         place = default_device() if place is None else place
         request = _Request(

@@ -35,7 +35,7 @@ class FlashRTConfig(QuantizationConfigMixin):  # type: ignore[misc]
             to one of them or to ``"bf16"``, which leaves a layer alone; the last match decides,
             and what none matches is left alone. A projection to the vocabulary keeps 8 bits at
             least, and is left alone where it shares its weight with the embedding.
-        modules_to_not_convert: parts of module paths to leave alone.
+        modules_to_not_convert: a list of parts of module paths to leave alone.
         layout: version of the stored tensors; written by this class.
         adopted_from: the format that the weights were first stored in, where it was another.
         foreign: the configuration of that format while its tensors are still to be read; see
@@ -43,6 +43,7 @@ class FlashRTConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Raises:
         ValueError: an unknown precision, or a layout that this version does not know.
+        TypeError: ``modules_to_not_convert`` is one text.
     """
 
     def __init__(
@@ -68,6 +69,11 @@ class FlashRTConfig(QuantizationConfigMixin):  # type: ignore[misc]
             )
         if quant_method != Method.FLASHRT.value:
             raise ValueError(f"FlashRTConfig: quant_method must be 'flashrt', got {quant_method!r}")
+        if isinstance(modules_to_not_convert, str):  # whose letters would be parts of any path
+            raise TypeError(
+                "FlashRTConfig: modules_to_not_convert must be a list of parts of paths, got "
+                f"{modules_to_not_convert!r}"
+            )
         self.quant_method = Method.FLASHRT
         self.precision = precision if isinstance(precision, str) else dict(precision)
         self.modules_to_not_convert = [*modules_to_not_convert] if modules_to_not_convert else None

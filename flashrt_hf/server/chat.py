@@ -51,7 +51,7 @@ def prepare(body: ChatRequest, model: Served, config: ServerConfig, images: Imag
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     if body.tool_choice == "none":
         tools = []
-    prompt_ids, inputs = _prompt(body, model, config, images, offered=bool(tools))
+    prompt_ids, inputs = _prompt(body, model, images, offered=bool(tools))
     mask = _mask(body, codec, model.tools, tools, forced=forced)
     limit = body.max_completion_tokens or body.max_tokens
     request = generation_request(
@@ -103,7 +103,7 @@ def _tools(body: ChatRequest, form: ToolFormat | None) -> list[Function]:
 
 
 def _prompt(
-    body: ChatRequest, model: Served, config: ServerConfig, images: Images, *, offered: bool
+    body: ChatRequest, model: Served, images: Images, *, offered: bool
 ) -> tuple[list[int], Any]:
     assert model.template is not None and model.codec is not None
     variables = dict(body.chat_template_kwargs or {})

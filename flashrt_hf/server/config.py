@@ -54,7 +54,7 @@ class ServerConfig:
             ValueError: a value out of its range, or an open address without a key.
         """
         positive = ("max_queue", "max_choices", "request_timeout_s", "grace_s", "max_body_bytes")
-        for name in (*positive, "body_timeout_s", "stall_timeout_s"):
+        for name in (*positive, "body_timeout_s", "stall_timeout_s", "max_image_pixels"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"serve: {name} must be above 0, got {getattr(self, name)}")
         if not 0 <= self.port <= 65535:

@@ -46,6 +46,11 @@ def load(
         options["tokenizer"] = stand_in_tokenizer(models.config(model).vocab_size)
     handle = load_handle(model, device=device, dtype=dtype, **options)
     if isinstance(handle, ModuleHandle):
+        for option, value in {"max_len": max_len, **engine}.items():
+            if option != "slots" and value is not None:
+                raise ValueError(
+                    f"serve: {option} is for models that generate text, got {value!r} for {model}"
+                )
         chosen = pooling or _pooling(model, options.get("revision"))
         return encoder_model(handle.model, handle.tokenizer, name=name, pooling=chosen)
     if pooling is not None:

@@ -96,8 +96,14 @@ class Engine:
         """End a request, or one of its answers.
 
         The next ``step`` reports "cancelled", and nothing more of it.
+
+        Raises:
+            ValueError: an answer that the request does not have.
         """
-        handle.cancelled |= {*range(handle.request.n)} if index is None else {index}
+        n = handle.request.n
+        if index is not None and not 0 <= index < n:
+            raise ValueError(f"Engine.cancel: index must be 0 to {n - 1}, got {index}")
+        handle.cancelled |= {*range(n)} if index is None else {index}
 
     def warm_up(self) -> None:
         """Record what requests would record on their way: every step, and prompts up to 256.

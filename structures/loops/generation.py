@@ -80,6 +80,10 @@ class GenerationRequest:
             )
         if self.mask is not None and not callable(self.mask):
             raise TypeError(f"GenerationRequest: mask must be callable, got {self.mask!r}")
+        if not isinstance(self.reuse_prefix, bool):
+            raise TypeError(
+                f"GenerationRequest: reuse_prefix must be True or False, got {self.reuse_prefix!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ def _ids(name: str, given: Any) -> tuple[int, ...]:
     try:
         found = tuple(operator.index(value) for value in given)
     except TypeError:
-        raise TypeError(f"GenerationRequest: {name} must be a list of integers") from None
+        raise TypeError(
+            f"GenerationRequest: {name} must be a list of integers, got {given!r}"
+        ) from None
     if any(value < 0 for value in found):
         raise ValueError(f"GenerationRequest: {name} must be ids of at least 0, got {min(found)}")
     return found

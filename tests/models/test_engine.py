@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -358,17 +359,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt_ids": ()}, "prompt_ids must have at least one id"),
     ({"prompt_ids": (3, -1)}, "prompt_ids must be ids of at least 0, got -1"),
     ({"prompt_ids": "text"}, "prompt_ids must be a list of ids"),
-    ({"prompt_ids": (0.5,)}, "prompt_ids must be a list of integers"),
+    ({"prompt_ids": (0.5,)}, "prompt_ids must be a list of integers, got (0.5,)"),
     ({"max_new_tokens": 0}, "max_new_tokens must be 1 to 2147483647, got 0"),
     ({"n": 129}, "n must be 1 to 128, got 129"),
     ({"sampling": 3}, "sampling must be a Sampling"),
     ({"mask": 3}, "mask must be callable"),
+    ({"reuse_prefix": 1}, "reuse_prefix must be True or False, got 1"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "text"), WRONG)
 def test_wrong_requests_say_what_is_wrong(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=text):
+    with pytest.raises((ValueError, TypeError), match=re.escape(text)):
         GenerationRequest(**{"prompt_ids": (5,), **fields})
 
 
@@ -404,6 +406,10 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
         with pytest.raises(ValueError, match="ids must be from 0 to 127, got 128"):
             engine.submit(GenerationRequest((5, 128)))
         assert engine.idle and engine.step() == []
+        handle = engine.submit(request(6, max_new_tokens=3))
+        with pytest.raises(ValueError, match="cancel: index must be 0 to 0, got 1"):
+            engine.cancel(handle, 1)
+        assert len(tokens(drain(engine)[handle, 0])) == 3
     with pytest.raises(ValueError, match="slots must be 1 to 8, got 9"):
         structures.decode_engine(model("llama"), max_len=32, slots=9)
     with pytest.raises(ValueError, match="decode_engine: max_len must be at least 2, got 1"):

@@ -307,8 +307,12 @@ def test_a_gguf_file_that_is_not_there(folder: Path) -> None:
 
 
 def test_a_module_in_training_mode() -> None:
+    model = checkpoints.text_model().train()
+    before = {name: tensor.dtype for name, tensor in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"call model\.eval\(\) first"):
-        load(checkpoints.text_model().train())
+        load(model, dtype="fp16")
+    assert {name: tensor.dtype for name, tensor in model.state_dict().items()} == before
+    assert set(before.values()) != {torch.float16}
 
 
 @pytest.mark.parametrize(

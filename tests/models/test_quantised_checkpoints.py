@@ -235,6 +235,8 @@ def test_configuration_errors(arguments: dict[str, Any], message: str) -> None:
         FlashRTConfig(**arguments)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bits'"):
         FlashRTConfig(bits=8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="modules_to_not_convert must be a list .*, got 'lm_head'"):
+        FlashRTConfig(modules_to_not_convert="lm_head")
 
 
 def test_a_stored_weight_that_does_not_fit(folder: Path, tmp_path: Path) -> None:

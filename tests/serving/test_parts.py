@@ -199,6 +199,7 @@ def test_keys():
         ({"port": 70000}, "port must be 0 to 65535, got 70000"),
         ({"max_queue": 0}, "max_queue must be above 0, got 0"),
         ({"grace_s": -1.0}, "grace_s must be above 0, got -1.0"),
+        ({"max_image_pixels": 0}, "max_image_pixels must be above 0, got 0"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):

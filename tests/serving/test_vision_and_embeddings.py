@@ -174,6 +174,19 @@ def test_the_checkpoint_names_its_pooling(tmp_path):
         pooling_of(path)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_len": 16}, "max_len is for models that generate text, got 16"),
+        ({"engine": {"slots": 8, "draft": "lookup"}}, "draft is for .* text, got 'lookup'"),
+        ({"engine": {"kv_cache": "fp8"}}, "kv_cache is for .* text, got 'fp8'"),
+    ],
+)
+def test_options_of_text_are_refused_for_an_encoder(bert, options, message):
+    with pytest.raises(ValueError, match=f"serve: {message}"):
+        load(bert, **options)
+
+
 def test_models_that_are_no_encoders_are_refused(bert):
     from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification
 
