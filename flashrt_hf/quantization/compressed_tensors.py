@@ -38,13 +38,13 @@ def precision(config: Mapping[str, Any]) -> str:
     formats = {config.get("format"), *(group.get("format") for group in groups.values())}
     for name in sorted(str(f) for f in formats - {None}):
         if name not in _FORMATS:
-            _refuse(f"format must be one of {', '.join(_FORMATS)}", name)
+            raise _refusal(f"format must be one of {', '.join(_FORMATS)}", name)
     if config.get("quantization_status") not in ("compressed", None):
-        _refuse("quantization_status must be 'compressed'", config["quantization_status"])
+        raise _refusal("quantization_status must be 'compressed'", config["quantization_status"])
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        _refuse("sparsity_config must be dense", config["sparsity_config"]["format"])
+        raise _refusal("sparsity_config must be dense", config["sparsity_config"]["format"])
     if (config.get("transform_config") or {}).get("config_groups"):
-        _refuse("transform_config must be empty", sorted(config["transform_config"]))
+        raise _refusal("transform_config must be empty", sorted(config["transform_config"]))
     if config.get("kv_cache_scheme"):
         warnings.warn(
             "flashrt: the checkpoint's kv_cache_scheme is not read; the cache keeps the model's "
@@ -53,15 +53,14 @@ def precision(config: Mapping[str, Any]) -> str:
         )
     found = [_scheme(group.get("weights")) for group in groups.values()]
     if not found:
-        _refuse("config_groups must name a scheme", "none")
+        raise _refusal("config_groups must name a scheme", "none")
     return found[0]
 
 
 def _scheme(weights: Mapping[str, Any] | None) -> str:
     """The precision of one group's weights."""
     if weights is None:
-        _refuse("every group must have quantised weights", "a group without")
-    assert weights is not None
+        raise _refusal("every group must have quantised weights", "a group without")
     bits, kind = weights.get("num_bits"), weights.get("type")
     strategy, group = weights.get("strategy"), weights.get("group_size")
     symmetric = weights.get("symmetric", True)
@@ -75,16 +74,15 @@ def _scheme(weights: Mapping[str, Any] | None) -> str:
     described = f"{bits}-bit {kind} by {strategy}" + (f" of {group}" if group else "")
     if not symmetric:
         described += ", asymmetric"
-    _refuse(
+    raise _refusal(
         "weights must be 8-bit float by tensor, channel or block of 128x128, 8-bit int by tensor "
         "or channel, or 4-bit float by groups of 16 (NVFP4)",
         described,
     )
-    raise AssertionError
 
 
-def _refuse(rule: str, value: object) -> None:
-    raise ValueError(f"flashrt: a compressed-tensors checkpoint's {rule}, got {value}")
+def _refusal(rule: str, value: object) -> ValueError:
+    return ValueError(f"flashrt: a compressed-tensors checkpoint's {rule}, got {value}")
 
 
 def read(

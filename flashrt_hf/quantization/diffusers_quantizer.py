@@ -13,12 +13,7 @@ import torch
 from diffusers.quantizers.base import DiffusersQuantizer
 from torch import nn
 
-from flash_rt.structures.precision.formats import (
-    TILE_BYTES,
-    TILE_COLUMNS,
-    TILE_ROWS,
-    packer,
-)
+from flash_rt.structures.precision.formats import packer
 
 from . import stored
 from .config import FlashRTConfig
@@ -136,10 +131,8 @@ class FlashRTDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 def _expect_stored(module: Any, precision: str) -> None:
     """Give a linear layer the parameters that its packed weight is stored as, without memory."""
     rows, columns = module.out_features, module.in_features
-    shape: tuple[int, ...] = (rows, columns)
     dtype = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "nvfp4": torch.uint8}[precision]
-    if precision == "nvfp4":
-        shape = (-(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS), TILE_BYTES)
+    shape = stored.data_shape(dtype, rows, columns)
     del module._parameters["weight"]
     for name, size, kind in (
         (stored.DATA, shape, dtype),

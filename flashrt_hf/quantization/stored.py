@@ -12,10 +12,20 @@ from collections.abc import Mapping
 
 import torch
 
+from flash_rt.structures.precision.formats import TILE_BYTES, TILE_COLUMNS, TILE_ROWS
+
+from .scales import BLOCK
 from .tensor import PackedTensor, packed_weight
 
 DATA, SCALE, INPUT_SCALE = "weight_packed", "weight_scale", "input_scale"
 NAMES = (DATA, SCALE, INPUT_SCALE)
+
+
+def data_shape(dtype: torch.dtype, rows: int, columns: int) -> tuple[int, ...]:
+    """Shape of the stored data of a weight ``[N, K]``: uint8 means NVFP4 in tiles."""
+    if dtype == torch.uint8:
+        return (-(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS), TILE_BYTES)
+    return (rows, columns)
 
 
 def flatten(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -45,10 +55,8 @@ def rebuild(
             raise ValueError(f"flashrt: {name} must be stored with {wanted}, got {sorted(tensors)}")
     data, scale = tensors[DATA], tensors[SCALE].float()
     rows, columns = shape
-    expected: tuple[int, ...] = (rows, columns)
-    if data.dtype == torch.uint8:
-        expected = (-(-rows // 16), -(-columns // 256), 2304)
-    blocks = (-(-rows // 128), -(-columns // 128))
+    expected = data_shape(data.dtype, rows, columns)
+    blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
     if tuple(data.shape) != expected or tuple(scale.shape) not in ((rows,), blocks):
         raise ValueError(
             f"flashrt: {name} {shape} must be stored as {expected} with scales ({rows},), got "

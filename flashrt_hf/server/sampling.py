@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flash_rt.structures.loops.generation import GenerationRequest, TokenMask
-from flash_rt.structures.loops.sampling import Sampling
+from flash_rt.structures.loops.sampling import SEEDS, Sampling
 
 from .config import ServerConfig
 from .errors import ApiError, bad
 from .schema.base import SamplingRequest
 from .text import Codec
-
-SEEDS = 2**63
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,17 @@ def running() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def codec() -> Any:
+    """Text and ids of the tiny model."""
+    import tiny_model
+
+    from flash_rt.flashrt_hf.server.text import Codec
+
+    tokenizer = tiny_model.tokenizer()
+    return Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
+
+
+@pytest.fixture(scope="session")
 def client(running: Any) -> Any:
     """An OpenAI client of the shared server."""
     return running.client()

@@ -6,7 +6,6 @@ import json
 import random
 
 import pytest
-import tiny_model
 
 from flash_rt.flashrt_hf.server.config import ServerConfig
 from flash_rt.flashrt_hf.server.errors import ApiError
@@ -17,12 +16,6 @@ from flash_rt.flashrt_hf.server.schema.chat import ChatRequest
 from flash_rt.flashrt_hf.server.schema.completions import CompletionRequest
 from flash_rt.flashrt_hf.server.stand_in import stand_in_tokenizer
 from flash_rt.flashrt_hf.server.text import Codec, Stops, overlap
-
-
-@pytest.fixture(scope="module")
-def codec() -> Codec:
-    tokenizer = tiny_model.tokenizer()
-    return Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
 
 
 def drain(queue: FairQueue[str]) -> str:

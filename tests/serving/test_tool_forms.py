@@ -108,12 +108,6 @@ def none(text: str) -> None:
     """No marker is a token of its own here."""
 
 
-@pytest.fixture(scope="module")
-def codec() -> Codec:
-    tokenizer = tiny_model.tokenizer()
-    return Codec(tokenizer, stop_ids=[tokenizer.eos_token_id], vocabulary=512)
-
-
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: type(form).__name__)
 @pytest.mark.parametrize("how", ["one", "some"])
 def test_whatever_the_grammar_allows_is_parsed(codec, form, how):
