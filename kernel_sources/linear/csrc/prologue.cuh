@@ -1,14 +1,14 @@
 // The activation rows a block multiplies with, rounded to T in shared memory:
 //   r' = x, or round(x + branch), or round(x + round(norm(branch)));  x' = r', or round(norm(r')).
-// A warp prepares exactly the columns that it multiplies later, four turns at a time, so the only
-// barriers of the block are those of the norms' sums.
+// A warp prepares exactly the columns that it multiplies later, so the only barriers of the block
+// are those of the norms' sums.
 #pragma once
-
-#include <algorithm>
 
 #include "common/vec.cuh"
 #include "copy.cuh"
 #include "formats.cuh"
+#include "narrow.cuh"
+#include "slice.cuh"
 
 namespace flashrt {
 
@@ -17,48 +17,6 @@ struct alignas(16) PrologueScratch {
   float branch_sums[kMaxRows][kMaxWarps];
   float sums[kMaxRows][kMaxWarps];
 };
-
-// Read kVectorElements columns from `column`, zeros past `k`; kVector promises 16-byte aligned
-// rows.
-template <typename T, bool kVector>
-__device__ __forceinline__ uint4 load_words(const void* base, int64_t offset, int column, int k) {
-  uint4 words = make_uint4(0, 0, 0, 0);
-  if constexpr (kVector) {
-    if (column < k)
-      words = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(base) + offset + column));
-  } else {
-    unsigned short elements[kVectorElements];
-#pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) {
-      elements[i] = column + i < k
-                        ? __ldcg(static_cast<const unsigned short*>(base) + offset + column + i)
-                        : 0;
-    }
-    words = make_uint4(elements[0] | elements[1] << 16, elements[2] | elements[3] << 16,
-                       elements[4] | elements[5] << 16, elements[6] | elements[7] << 16);
-  }
-  return words;
-}
-
-template <typename T, bool kVector>
-__device__ __forceinline__ void load_columns(const void* base, int64_t offset, int column, int k,
-                                             float (&values)[kVectorElements]) {
-  unpack<T>(load_words<T, kVector>(base, offset, column, k), values);
-}
-
-template <typename T, bool kVector>
-__device__ __forceinline__ void store_columns(void* base, int64_t offset, int column, int k,
-                                              const float (&values)[kVectorElements]) {
-  if constexpr (kVector) {
-    if (column < k)
-      *reinterpret_cast<uint4*>(static_cast<T*>(base) + offset + column) = pack<T>(values);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) {
-      if (column + i < k) static_cast<T*>(base)[offset + column + i] = from_float<T>(values[i]);
-    }
-  }
-}
 
 template <typename T>
 __device__ __forceinline__ void round_to(float (&values)[kVectorElements]) {
@@ -118,55 +76,6 @@ __device__ __forceinline__ float row_scale(const float (&warp_sums)[kMaxWarps], 
                                            float eps) {
   return rsqrtf(sum_warps(warp_sums, plan.warps) * plan.inverse_k + eps);
 }
-
-// A warp's columns of x in shared memory, ordered as the products read them: [segment][piece][row]
-// [lane % 4], 16 bytes each. A pass of the warp fills one turn or several.
-inline constexpr int kPassElements = 32 * kVectorElements;
-template <typename Format>
-inline constexpr int kTurnsPerPass = std::max(1, kPassElements / kTurnElements<Format>);
-template <typename Format>
-inline constexpr int kPassesPerTurn = std::max(1, kTurnElements<Format> / kPassElements);
-
-// Passes that a warp's part of a row takes.
-template <typename Format>
-__host__ __device__ constexpr int count_passes(int turns) {
-  return (turns * kPassesPerTurn<Format> + kTurnsPerPass<Format> - 1) / kTurnsPerPass<Format>;
-}
-
-template <int kRows, typename Format>
-struct Slice {
-  uint4* words;  // of the warp's first turn
-  int passes;
-  int first_column;
-  int turn_stride;  // in columns, of the turns of one pass together
-  int place;        // this lane's 16 bytes of pass 0, row 0
-
-  // Lanes follow the order of shared memory, not of columns: scattered stores are slow.
-  __device__ Slice(uint4* shared_x, const Plan& plan) {
-    constexpr int kTurnLanes = 32 / kTurnsPerPass<Format>;
-    const int turn = threadIdx.x % 32 / kTurnLanes;  // of the pass
-    const int piece = threadIdx.x % kTurnLanes / 4;  // of the turn, over two segments
-    const int warp = threadIdx.x / 32;
-    passes = count_passes<Format>(plan.turns);
-    words = shared_x + warp * passes * kPassWords;
-    first_column = (turn * plan.warps + warp) * kTurnElements<Format> +
-                   piece / kPieces<Format> * kSegmentElements<Format> +
-                   threadIdx.x % 4 * kLaneElements<Format> +
-                   piece % kPieces<Format> * kVectorElements;
-    turn_stride = kTurnsPerPass<Format> * plan.warps * kTurnElements<Format>;
-    place = threadIdx.x % 32 / 4 * kRows * 4 + threadIdx.x % 4;
-  }
-
-  // The first of the lane's columns in a pass.
-  __device__ int column(int pass) const {
-    return first_column + pass / kPassesPerTurn<Format> * turn_stride +
-           pass % kPassesPerTurn<Format> * kPassElements;
-  }
-
-  static constexpr int kPassWords = 32 * kRows;
-
-  __device__ uint4& at(int m, int pass) const { return words[pass * kPassWords + place + m * 4]; }
-};
 
 // Norm weights of a lane's first passes, read before the activations are ready.
 inline constexpr int kPreloadedPasses = 2;
@@ -259,60 +168,6 @@ __device__ __forceinline__ void fetch_rows(const LinearArgs& args,
   if constexpr (kAsync) {
     commit_copies();
     wait_copies<0>();
-  }
-}
-
-// Per warp and row: the factor that undoes narrow_rows.
-struct RowFactors {
-  float values[kMaxRows][kMaxWarps];
-};
-
-// How a warp's part of a row of x' turns from bf16 into fp16: scaled by a power of two that brings
-// its largest element to [2^14, 2^15). Elements below 2^-29 of that keep fewer bits than bf16 has,
-// at an error of 2^-40 of the largest: nothing else is rounded.
-struct Narrowing {
-  uint32_t largest = 0;  // magnitudes of two bf16
-  float factor = 0.0f;
-
-  __device__ __forceinline__ void see(const uint4& words) {
-    constexpr uint32_t kMagnitude = 0x7fff7fffu;
-    largest = __vmaxu2(largest, __vmaxu2(__vmaxu2(words.x & kMagnitude, words.y & kMagnitude),
-                                         __vmaxu2(words.z & kMagnitude, words.w & kMagnitude)));
-  }
-
-  // All lanes of the warp have seen their columns of row `m`.
-  __device__ __forceinline__ void choose(RowFactors& factors, int m) {
-    constexpr int kMantissaBits = 7;
-    constexpr uint32_t kLeast = 15;  // keeps both factors normal
-    const uint32_t most = __reduce_max_sync(0xffffffffu, max(largest & 0xffffu, largest >> 16));
-    const uint32_t exponent = max(most >> kMantissaBits, kLeast);
-    factor = __uint_as_float((268u - exponent) << 23);
-    if (threadIdx.x % 32 == 0)
-      factors.values[m][threadIdx.x / 32] = __uint_as_float((exponent - 14u) << 23);
-  }
-
-  __device__ __forceinline__ uint4 apply(const uint4& words) const {
-    float values[kVectorElements];
-    unpack<__nv_bfloat16>(words, values);
-#pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) values[i] *= factor;
-    return pack<__half>(values);
-  }
-};
-
-// Narrow a warp's columns of x' in shared memory.
-template <int kRows, typename Format>
-__device__ __forceinline__ void narrow_rows(const Slice<kRows, Format>& slice,
-                                            RowFactors& factors) {
-#pragma unroll 1
-  for (int m = 0; m < kRows; ++m) {
-    Narrowing narrowing;
-#pragma unroll 2
-    for (int pass = 0; pass < slice.passes; ++pass) narrowing.see(slice.at(m, pass));
-    narrowing.choose(factors, m);
-#pragma unroll 2
-    for (int pass = 0; pass < slice.passes; ++pass)
-      slice.at(m, pass) = narrowing.apply(slice.at(m, pass));
   }
 }
 
