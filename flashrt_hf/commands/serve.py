@@ -72,7 +72,7 @@ def command(
         raise typer.Exit(1)
     from ..server.app import Server
     from ..server.config import MIB, ServerConfig
-    from ..server.run import serve
+    from ..server.run import check_address, serve
     from ..server.source import load
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -91,6 +91,7 @@ def command(
             prefix_reuse=prefix_reuse,
             image_urls=image_urls,
         )
+        check_address(config)
         place, kind = placement(device, dtype)
         served = load(
             model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import signal
@@ -92,6 +93,35 @@ class _Uvicorn(uvicorn.Server):
         drain = asyncio.create_task(self._server.worker.drain(config.grace_s))
         await super().shutdown(sockets)
         await drain
+
+
+def check_address(config: ServerConfig) -> None:
+    """Find out before a model is loaded whether the server's address can be had.
+
+    Raises:
+        ValueError: it is taken, not allowed, or unknown.
+    """
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise ValueError(
+            f"serve: host must be an address of this machine, got {config.host!r}: {error.strerror}"
+        ) from None
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    raise ValueError(
+                        f"serve: port must be free on {config.host}, got {config.port}: "
+                        f"{error.strerror}"
+                    ) from None
 
 
 def uvicorn_server(server: Server) -> uvicorn.Server:

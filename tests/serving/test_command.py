@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import sys
 
 import pytest
@@ -37,6 +38,24 @@ def test_refusals(monkeypatch, capsys, arguments, message):
     assert message in said
     assert said.startswith("flash-rt: ")
     assert "Traceback" not in said
+
+
+def test_a_taken_port_is_refused_before_the_model_is_looked_for(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = run(monkeypatch, capsys, "no-such-model", "--port", port)
+    assert code == 1
+    assert said.startswith(f"flash-rt: serve: port must be free on 127.0.0.1, got {port}: ")
+    code, said = run(monkeypatch, capsys, "no-such-model", "--port", port)
+    assert code == 1
+    assert "no-such-model" in said
+
+
+def test_a_host_that_is_no_address_is_refused(monkeypatch, capsys):
+    arguments = ("no-such-model", "--host", "no host", "--anonymous")
+    code, said = run(monkeypatch, capsys, *arguments)
+    assert code == 1
+    assert said.startswith("flash-rt: serve: host must be an address of this machine, got 'no host'")
 
 
 def test_what_is_not_installed_is_named(monkeypatch, capsys):

@@ -94,6 +94,8 @@ def test_other_content_types_are_refused(quick):
         b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
         b'{"model": "tiny", "prompt": "x", "seed": 1e400}',
         b'{"model": "tiny", "prompt": "x", "seed": 99999999999999999999999999}',
+        b'{"model": "tiny", "prompt": "x", "top_k": 2147483648}',
+        b'{"model": "tiny", "prompt": "x", "min_tokens": 2147483648}',
         b'{"model": "tiny", "prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}",
         b'{"model": "tiny", "prompt": []}',
         b'{"model": "tiny", "prompt": [[]]}',

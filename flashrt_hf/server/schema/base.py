@@ -23,6 +23,7 @@ TYPES = frozenset({"str", "int", "float", "bool", "texts", "ids", "lists"})
 TAGS = frozenset({"system", "developer", "user", "assistant", "tool", "text", "image_url"})
 UNKNOWN = "unknown_field"
 MAX_BIASES = 1024
+MAX_COUNT = 2**31 - 1
 R = TypeVar("R", bound="Strict")
 
 
@@ -89,10 +90,10 @@ class SamplingRequest(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     min_p: Unit | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
 
