@@ -4,7 +4,7 @@ FP8 is E4M3: three bits behind the leading one, so that an element is off by at 
 Scales belong to a layer and a key head and are measured once, on a fixed text when the cache is
 made: nothing that a request brings changes them, so the same prompt gives the same answer whatever
 came before. They are powers of two, so that reading back rounds nothing, and leave eight times the
-largest element seen before anything saturates; elements down to 2**-12 of it keep all their bits.
+largest element seen before anything saturates; elements down to 2**-10 of it keep all their bits.
 """
 
 from __future__ import annotations

@@ -39,6 +39,13 @@ PARTS: dict[str, Callable[[Session], dict[str, Any]]] = {
     "fidelity": fidelity.run,
 }
 LOAD = "load"
+# What the part load reads; another option beside it would be ignored.
+OF_LOAD = frozenset(
+    (
+        *("parts", "model", "precision", "prompt", "cache", "repeats", "device", "dtype"),
+        *("commit", "json", "command"),
+    )
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,6 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser().error(f"load must be the only part, got {' '.join(options.parts)}")
         if len(options.precision) > 1:
             parser().error(f"load takes one --precision, got {' '.join(options.precision)}")
+        plain = parser().parse_args([LOAD, "--model", options.model])
+        given = [n for n, v in vars(plain).items() if n not in OF_LOAD and v != vars(options)[n]]
+        if given:
+            names = " ".join(f"--{name.replace('_', '-')}" for name in given)
+            parser().error(f"load must be without {names}, which it does not read")
         _print(*load.main(options))
         return
     if options.prompt + options.new > options.cache:

@@ -147,7 +147,13 @@ def load_model(
             if processor is None:
                 processor = load_processor(source, remote_code=trust_remote_code)
     handle = _handle(
-        host, name=name, tokenizer=tokenizer, processor=processor, max_len=max_len, draft=draft
+        host,
+        name=name,
+        tokenizer=tokenizer,
+        processor=processor,
+        max_len=max_len,
+        draft=draft,
+        kv_cache=kv_cache,
     )
     if attach:
         quantising["calibration"] = token_ids(calibration, tokenizer)
@@ -249,11 +255,12 @@ def _handle(
     processor: Any,
     max_len: int | None,
     draft: Any,
+    kv_cache: KVCache,
 ) -> Handle:
     """The kind of handle that a model can be used through."""
     generates = getattr(host, "can_generate", None)
     if not (callable(generates) and generates()):
-        for option, value in (("max_len", max_len), ("draft", draft)):
+        for option, value in (("max_len", max_len), ("draft", draft), ("kv_cache", kv_cache)):
             if value is not None:
                 raise ValueError(
                     f"{WHERE}: {option} is for models that generate text, got {value!r}"

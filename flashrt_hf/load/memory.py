@@ -29,8 +29,8 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 # each 16 weights of 4 bits.
 PRECISION_BYTES = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625}
 PREFILL_ROWS = 256  # of a chunk that replays as a graph
-# CUDA context, kernels and the pools of captured graphs; what loops were measured to use beyond
-# weights, cache and activations is under 90 MB.
+# CUDA context, kernels and the pools of captured graphs: above every `peak_beyond_mb`, what loops
+# use beyond weights and cache, of benchmarks/records.
 OVERHEAD_BYTES = {"cuda": 640 * 2**20, "cpu": 64 * 2**20}
 
 
@@ -117,7 +117,7 @@ def free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + unused)
     found = [_available(), _group_left()]
-    return min(n for n in found if n is not None) if any(found) else 2**63
+    return min((n for n in found if n is not None), default=2**63)
 
 
 def check(estimate: Estimate, device: torch.device, name: str) -> None:

@@ -18,7 +18,6 @@ from .engine import MODEL_ERRORS
 
 REFUSED = ("presence_penalty", "frequency_penalty", "logprobs")
 PATIENCE_S = 0.05  # how long ``step`` waits for a token before it lets others speak
-SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class _Ended(Exception):
@@ -171,8 +170,7 @@ class _Run:
         try:
             devices = [device] if device.type == "cuda" else []
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
-                seed = request.sampling.seed or 0
-                torch.manual_seed((seed + self.index * SEED_STEP) % 2**63)
+                torch.manual_seed(request.sampling.seed_of(self.index, drawn=0))
                 self._model.generate(
                     input_ids=ids,
                     **inputs,

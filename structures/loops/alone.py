@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 from .answer import Answer
-from .depth import WIDTHS, Depth
+from .depth import Depth
 from .session import Session
 from .speculate import LookupDrafter
-
-MOST = WIDTHS[-1]
+from .verify import MOST
 
 
 class Alone:

@@ -8,12 +8,12 @@ from typing import Protocol
 import torch
 
 from .controls import way_of
-from .depth import Depth
+from .depth import WIDTHS, Depth
 from .lookup import Lookup
 from .request import Request
 from .run import Observe, Streamer
 from .session import Session
-from .verify import Verifier
+from .verify import MOST, Verifier
 
 
 class Counts:
@@ -62,7 +62,7 @@ class LookupDrafter:
             if not drafted and hit is not None:
                 self._depth.saw(before, hit)
         if seconds is not None:
-            width = 1 if not drafted else next(w for w in (2, 4, 8) if w > drafted)
+            width = 1 if not drafted else next(w for w in WIDTHS if w > drafted)
             self._depth.took(width, seconds)
 
 
@@ -149,7 +149,7 @@ class _Run:
         """A verification when there are drafts, else a plain step, with one step on the way."""
         room = min(
             self._request.max_new - len(self.tokens) - 1,
-            self._session.max_len - self._request.lengths[0] - len(self.tokens) - 8,
+            self._session.max_len - self._request.lengths[0] - len(self.tokens) - MOST,
         )
         if room > 0 and self._drafter.plan(room):
             while self._posted:  # a step is on its way, and drafts go on from its token

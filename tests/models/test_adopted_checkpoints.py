@@ -274,7 +274,11 @@ def test_load_model_adopts(tmp_path: Path) -> None:
     rewrite(tmp_path, modelopt_fp8, dict(quant_method="modelopt", quant_algo="FP8"))
     handle = flash_rt.load_model(tmp_path, device="cpu", dtype="bf16", progress=False)
     assert isinstance(handle.model.model.layers[0].mlp.up_proj.weight, PackedTensor)
-    assert handle.generate(IDS, max_new_tokens=4).shape == (1, IDS.shape[1] + 4)
+    host = adopted(tmp_path)
+    structures.attach(host, host.forward)
+    expected = structures.decode_loop(host, max_len=64).generate(IDS, max_new_tokens=4)
+    assert expected.shape == (1, IDS.shape[1] + 4)
+    assert torch.equal(handle.generate(IDS, max_new_tokens=4), expected)
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,11 @@ def test_drafts_are_for_text() -> None:
         load(torch.nn.Linear(4, 4).eval(), draft="lookup")
 
 
+def test_a_cache_is_for_text() -> None:
+    with pytest.raises(ValueError, match="kv_cache is for models that generate text, got 'fp8'"):
+        load(torch.nn.Linear(4, 4).eval(), kv_cache="fp8")
+
+
 def test_max_len_is_for_text() -> None:
     with pytest.raises(ValueError, match="max_len is for models that generate text, got 64"):
         load(torch.nn.Linear(4, 4).eval(), max_len=64)

@@ -234,6 +234,10 @@ def test_bad_arguments_are_refused(tmp_path, capsys):
         run(tmp_path, "load", "decode", *SMALL)
     assert "load must be the only part, got load decode" in capsys.readouterr().err
     with pytest.raises(SystemExit):
+        run(tmp_path, "load", *SMALL, "--peers", "eager", "--min-cosine", "0.9")
+    error = capsys.readouterr().err
+    assert "load must be without --min-cosine --peers --new, which it does not read" in error
+    with pytest.raises(SystemExit):
         run(tmp_path, "decode", "--model", "qwen9")
     assert "invalid choice: 'qwen9'" in capsys.readouterr().err
 
