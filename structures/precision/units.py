@@ -184,9 +184,6 @@ def _look_at_readers(
     model: nn.Module, unit: Unit, readers: dict[int, list[tuple[str, nn.Module]]]
 ) -> None:
     known = {id(leaf.module) for leaf in unit.leaves}
-    formats = {packed.precision for x in unit.leaves if (packed := copy_of(x.parameter))}
-    if formats:
-        unit.reason = f"its weights came packed as {', '.join(sorted(formats))}, and stay so"
     for leaf in unit.leaves:
         for path, module in readers[id(leaf.parameter)]:
             if id(module) in known:
