@@ -78,7 +78,7 @@ def attach(
 
     Raises:
         TypeError: no module, or ``forward`` is not a method of it.
-        ValueError: see ``plan``; also settings other than those attached.
+        ValueError: see ``plan``; also settings or a device other than those attached.
         KernelUnavailable: no kernel family that the model needs can be loaded.
         The host is untouched after any error.
     """
@@ -93,11 +93,23 @@ def attach(
         kv_cache=kv_cache,
     )
     target = host.get_submodule(settings.forward)
+    wanted = None if device is None else indexed(device)
     existing: Plan | None = vars(host).get(PLAN)
     if existing is not None and model is not host and settings == existing.settings.unasked():
-        return existing
+        return _existing(existing, host, wanted)
     with proofs_alone:
-        return _attach(host, target, settings, None if device is None else indexed(device))
+        return _attach(host, target, settings, wanted)
+
+
+def _existing(plan: Plan, host: nn.Module, device: torch.device | None) -> Plan:
+    """The plan that is in force, if it runs where it is asked to."""
+    home = place(host)[1] if plan.packing is None else plan.packing.device
+    if device is not None and device != home:
+        raise ValueError(
+            f"attach: model is attached on {home}, asked for {device}; call detach() on its plan "
+            "first"
+        )
+    return plan
 
 
 def _attach(
@@ -110,7 +122,7 @@ def _attach(
                 f"attach: model is attached with {existing.settings}, asked for {settings}; call "
                 "detach() on its plan first"
             )
-        return existing
+        return _existing(existing, host, device)
     back = _nothing
     if device is not None and (
         settings.quantising is None or settings.quantising.keep_host == "gpu"

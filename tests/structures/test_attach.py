@@ -76,7 +76,10 @@ def test_other_settings_ask_for_detach() -> None:
     plan = structures.attach(host)
     with pytest.raises(ValueError, match=r"attached with precision='auto'.*detach\(\)"):
         structures.attach(host, precision="bf16")
+    with pytest.raises(ValueError, match="attached on cpu, asked for meta; call detach"):
+        structures.attach(host, device="meta")
     assert structures.attach(host) is plan
+    assert structures.attach(host, device="cpu") is plan
     plan.detach()
     structures.attach(host.to(torch.bfloat16), precision="bf16").detach()
 
