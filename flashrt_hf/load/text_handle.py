@@ -16,7 +16,7 @@ from . import sampling
 from .answer import Answer, AnswerDone, in_pieces
 from .handle import Handle
 from .loop_shelf import LoopShelf
-from .prompts import Message, messages, stop_strings
+from .prompts import Message, check_ids, messages, stop_strings
 
 MAX_NEW_TOKENS = 512
 
@@ -153,6 +153,7 @@ class TextHandle(Handle):
         Raises:
             TypeError, ValueError: as ``predict``; see also ``structures.DecodeLoop.generate``.
         """
+        check_ids("generate", input_ids)
         given = sampling.read("generate", options)
         rest: dict[str, Any] = dict(
             eos_token_id=eos_token_id,

@@ -270,6 +270,12 @@ def test_options_that_are_none_are_named(handle: Any) -> None:
         ),
         ("x", {"stop": ""}, ValueError, "stop must be strings that are not empty"),
         ("x", {"stop": [7]}, ValueError, "stop must be strings that are not empty, got 7"),
+        ("x", {"stop": 7}, TypeError, "stop must be a string or a list of them, got 7"),
+        ("a\ud800", {}, ValueError, r"prompt must be valid Unicode, got '\\ud800' in it"),
+        (
+            *([{"role": "user", "content": "\udfff"}], {}, ValueError),
+            r"prompt must be valid Unicode, got '\\udfff' in it",
+        ),
         ("x", {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
         ("x", {"max_new_tokens": 1.5}, TypeError, "max_new_tokens must be an integer, got 1.5"),
         ("x" * 300, {}, ValueError, r"must fit the model's limit = 256, got 317 \+ 1"),
@@ -279,6 +285,13 @@ def test_options_that_are_none_are_named(handle: Any) -> None:
 def test_bad_requests(handle: Any, prompt: Any, options: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=f"predict: .*{text}|decode_loop.generate: {text}"):
         handle.predict(prompt, **options)
+
+
+def test_token_ids_must_be_a_table(handle: Any) -> None:
+    with pytest.raises(TypeError, match="generate: input_ids must be a tensor, got list"):
+        handle.generate([1, 2, 3])
+    with pytest.raises(ValueError, match=r"generate: input_ids must be \[B, P\], got shape \(3,\)"):
+        handle.generate(torch.tensor([1, 2, 3]))
 
 
 def test_max_len_bounds_every_request(folder: Path) -> None:
