@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -92,6 +93,21 @@ class FlashRTConfig(QuantizationConfigMixin):  # type: ignore[misc]
             assert name in NAMES
             return None
         return EIGHT_BITS if vocabulary and name == "nvfp4" else name
+
+    def check_patterns(self, paths: Iterable[str]) -> None:
+        """Refuse a pattern that matches none of a model's module paths.
+
+        Raises:
+            ValueError: the first such pattern.
+        """
+        if isinstance(self.precision, str):
+            return
+        known = [*paths]
+        for pattern in self.precision:
+            if not any(fnmatchcase(path, pattern) for path in known):
+                raise ValueError(
+                    f"FlashRTConfig: precision has the pattern {pattern!r}, which matches no module"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """What ``config.json`` stores."""

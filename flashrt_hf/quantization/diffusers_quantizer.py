@@ -36,6 +36,9 @@ class FlashRTDiffusersQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return torch_dtype
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if not self.pre_quantized:
+            config = self.quantization_config
+            config.check_patterns(name for name, _ in model.named_modules() if name)
         self._precisions = dict(self._wanted(model, kwargs.get("keep_in_fp32_modules") or ()))
         if self.pre_quantized:
             for path, precision in self._precisions.items():

@@ -44,6 +44,8 @@ class FlashRTQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         config = self.quantization_config
+        if not self.pre_quantized:
+            config.check_patterns(name for name, _ in model.named_modules() if name)
         self._skipped = [
             *(config.modules_to_not_convert or ()),
             *(model._keep_in_fp32_modules or ()),

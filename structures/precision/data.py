@@ -81,7 +81,7 @@ def read_calls(calibration: Any, model: nn.Module) -> list[Call]:
 
     Raises:
         TypeError: an item that is no call.
-        ValueError: there is none.
+        ValueError: there is none, or one with token ids that the model does not have.
     """
     if isinstance(calibration, (torch.Tensor, Mapping)):
         calibration = [calibration]
@@ -90,7 +90,10 @@ def read_calls(calibration: Any, model: nn.Module) -> list[Call]:
     calls: list[Call] = []
     positions = 0
     found = _recorded(calibration, model) if callable(calibration) else map(_call, calibration)
+    vocabulary = _vocabulary(model)
     for call in found:
+        if not call.args and call.kwargs.keys() <= {"input_ids", "attention_mask"}:
+            _check_ids(call.kwargs.get("input_ids"), vocabulary)
         for window in _windows(call):
             calls.append(window)
             positions += window.positions
@@ -99,6 +102,35 @@ def read_calls(calibration: Any, model: nn.Module) -> list[Call]:
     if not calls:
         raise ValueError("attach: calibration must have at least one item, got none")
     return calls
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """Rows of the model's embedding of tokens; None where it has none that is known."""
+    try:
+        table = getattr(model, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:  # transformers, of models without one
+        return None
+    return table.num_embeddings if isinstance(table, nn.Embedding) else None
+
+
+def _check_ids(ids: Any, vocabulary: int | None) -> None:
+    """Refuse token ids that the embedding would fail on, which on a GPU ends the process.
+
+    Raises:
+        ValueError: none at all, or one outside the vocabulary.
+    """
+    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_meta:
+        return
+    if not ids.numel():
+        raise ValueError(
+            f"attach: calibration must have token ids, got a tensor of shape {tuple(ids.shape)}"
+        )
+    low, high = (int(x) for x in ids.aminmax())
+    if vocabulary is not None and not 0 <= low <= high < vocabulary:
+        raise ValueError(
+            f"attach: calibration must have token ids from 0 to {vocabulary - 1}, got "
+            f"{low if low < 0 else high}"
+        )
 
 
 def _call(item: Any) -> Call:

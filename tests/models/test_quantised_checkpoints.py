@@ -111,6 +111,14 @@ def test_patterns_and_layers_left_alone(folder: Path) -> None:
     }
 
 
+def test_a_pattern_that_matches_nothing_is_an_error(folder: Path) -> None:
+    config = FlashRTConfig({"*": "fp8", "model.layers.9.*": "int8"})
+    with pytest.raises(
+        ValueError, match=r"pattern 'model\.layers\.9\.\*', which matches no module"
+    ):
+        load(folder, config)
+
+
 def test_memory_is_reserved_for_what_is_stored(folder: Path) -> None:
     model = load(folder, FlashRTConfig({"*.mlp": "int8"}))
     sizes = {
