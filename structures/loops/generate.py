@@ -28,7 +28,7 @@ from .controls import way_of
 from .decode import MAX_BATCH
 from .decoder import DecoderSpec, read_decoder
 from .depth import Depth
-from .processors import read_processors
+from .processors import ignores_padding, read_processors
 from .request import Request, draw_seed, padded_on_the_left
 from .run import run_steps
 from .sampling import Sampling
@@ -286,7 +286,9 @@ def _read(
     if pad is None and _stops_rows(criteria):
         raise HostOnly("rows that stop have no padding id")
     pad_id = 0 if pad is None else int(pad)
-    sampling = read_processors(processors, do_sample=config.do_sample, width=width, eos=eos)
+    sampling = read_processors(
+        processors, do_sample=config.do_sample, width=width, lengths=lengths, eos=eos
+    )
     request = Request(
         input_ids.long(),
         lengths,
@@ -295,7 +297,7 @@ def _read(
         pad_id,
         sampling=sampling or Sampling(),
         seed=draw_seed() if sampling is not None and config.do_sample else 0,
-        whole_rows=True,
+        whole_rows=not ignores_padding(processors),
         pads_rows=_stops_rows(criteria),
         drafts=lookup and input_ids.shape[0] == 1,
     )

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from .cache import EOS_SLOTS
 from .sampling import Sampling
 
@@ -23,12 +25,18 @@ HOME = "transformers.generation.logits_process"
 
 
 def read_processors(
-    processors: Iterable[Any], *, do_sample: bool, width: int, eos: tuple[int, ...]
+    processors: Iterable[Any],
+    *,
+    do_sample: bool,
+    width: int,
+    lengths: tuple[int, ...],
+    eos: tuple[int, ...],
 ) -> Sampling | None:
     """Settings that do what ``processors`` do, in their order.
 
     Args:
         width: positions of the prompt with its padding.
+        lengths: of each row without it.
         eos: ids that end a row.
 
     Returns:
@@ -39,7 +47,7 @@ def read_processors(
     for processor in processors:
         kind = type(processor)
         place = PLACES.get(kind.__name__, -1) if kind.__module__ == HOME else -1
-        setting = _setting(processor, width, eos) if place >= last else None
+        setting = _setting(processor, width, lengths, eos) if place >= last else None
         if setting is None or kind.__name__ in seen or (place >= 2 and not do_sample):
             return None
         seen.add(kind.__name__)
@@ -49,11 +57,21 @@ def read_processors(
     return Sampling(**found)
 
 
-def _setting(processor: Any, width: int, eos: tuple[int, ...]) -> tuple[str, Any] | None:
+def ignores_padding(processors: Iterable[Any]) -> bool:
+    """Whether a repetition penalty among them passes over the padding of a prompt."""
+    return any(vars(p).get("prompt_ignore_length") is not None for p in processors)
+
+
+def _setting(
+    processor: Any, width: int, lengths: tuple[int, ...], eos: tuple[int, ...]
+) -> tuple[str, Any] | None:
     values = vars(processor)
     name = type(processor).__name__
     if name == "RepetitionPenaltyLogitsProcessor":
-        whole = values.get("prompt_ignore_length") is None and values.get("logits_indices") is None
+        ignored = values.get("prompt_ignore_length")
+        if isinstance(ignored, torch.Tensor):  # transformers 5.24 gives the padding of each row
+            ignored = None if ignored.tolist() == [width - n for n in lengths] else ignored
+        whole = ignored is None and values.get("logits_indices") is None
         return ("repetition_penalty", values["penalty"]) if whole else None
     if name in ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"):
         ends = {int(e) for e in values["eos_token_id"].flatten()}

@@ -205,7 +205,7 @@ class Check {
     params_.ring_slots = 1 + seed % 6;
     const int gather_rows = clusters ? std::min(c_.tokens * group_, kMaxRows) : 0;
     params_.layout = SharedLayout<C, D>(params_.ring_slots, params_.levels, params_.row_tiles,
-                                     c_.tokens, gather_rows);
+                                        c_.tokens, gather_rows);
     const int bytes = params_.layout.total;
     const int lanes = c_.batch * tiles_;
     emulate::run(
