@@ -76,7 +76,7 @@ def read(key: str) -> dict[str, Any] | None:
     """What was written under ``key``; None where there is nothing usable."""
     try:
         found = json.loads(_path(key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("key") != key:
         return None
