@@ -28,7 +28,11 @@ class Defaults:
 
     @classmethod
     def of(cls, generation_config: Any) -> Defaults:
-        """From a checkpoint's ``generation_config``; one that does not sample says nothing."""
+        """From a checkpoint's ``generation_config``; one that does not sample says nothing.
+
+        Raises:
+            ValueError: it samples in a way that there is none of.
+        """
         if not getattr(generation_config, "do_sample", False):
             return cls()
         found = {
@@ -36,6 +40,12 @@ class Defaults:
             for name in cls.__dataclass_fields__
             if getattr(generation_config, name, None) is not None
         }
+        try:
+            Sampling(**found)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"serve: generation_config of the checkpoint must have values to sample by: {error}"
+            ) from None
         return cls(**found)
 
 

@@ -6,11 +6,13 @@ import json
 import random
 
 import pytest
+from transformers import GenerationConfig
 
 from flash_rt.flashrt_hf.server.config import ServerConfig
 from flash_rt.flashrt_hf.server.errors import ApiError
 from flash_rt.flashrt_hf.server.fair_queue import FairQueue, QueueFull
 from flash_rt.flashrt_hf.server.gate import Keys
+from flash_rt.flashrt_hf.server.sampling import Defaults
 from flash_rt.flashrt_hf.server.schema.base import read
 from flash_rt.flashrt_hf.server.schema.chat import ChatRequest
 from flash_rt.flashrt_hf.server.schema.completions import CompletionRequest
@@ -249,3 +251,13 @@ def test_wrong_parameters_are_named(fields, param):
     with pytest.raises(ApiError) as caught:
         read(ChatRequest, json.dumps(body).encode())
     assert caught.value.param == param
+
+
+def test_defaults_of_a_checkpoint_are_checked_before_any_request():
+    assert Defaults.of(GenerationConfig(do_sample=True, top_k=20)).top_k == 20
+    assert Defaults.of(GenerationConfig(do_sample=False, top_k=20)).top_k == 0
+    for name, value in {"top_k": -1, "top_p": 0.0, "repetition_penalty": 0.0}.items():
+        config = GenerationConfig(do_sample=True)
+        setattr(config, name, value)
+        with pytest.raises(ValueError, match=f"generation_config of the checkpoint .*{name} must"):
+            Defaults.of(config)
