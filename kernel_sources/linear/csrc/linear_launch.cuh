@@ -142,21 +142,25 @@ cudaError_t launch_rows(const LinearArgs& args, const Device& device, cudaStream
       device.block_shared - static_cast<int>(sizeof(PrologueScratch) + sizeof(RowFactors));
   const bool streams = takes_stream_path<Format>(args);
   if constexpr (kRows > 2 && Format::kBits == 16) {
-    const Plan plan = make_plan<kRows, Format, RowSource::kRing>(args, device);
-    const int bytes = shared_bytes<kRows, Format, RowSource::kRing>(plan, true);
-    if (streams && bytes <= limit && streams_rows(args, kRows * args.k * 2))
-      return launch_stream<T, kRows, Format, RowSource::kRing>(args, plan, bytes, stream);
+    if (streams && streams_rows(args, kRows * args.k * 2)) {
+      const Plan plan = make_plan<kRows, Format, RowSource::kRing>(args, device);
+      const int bytes = shared_bytes<kRows, Format, RowSource::kRing>(plan, true);
+      if (bytes <= limit)
+        return launch_stream<T, kRows, Format, RowSource::kRing>(args, plan, bytes, stream);
+    }
   }
-  const Plan plan = make_plan<kRows, Format, RowSource::kShared>(args, device);
-  const int bytes = shared_bytes<kRows, Format, RowSource::kShared>(plan, true);
-  if (streams && bytes <= limit)
-    return launch_stream<T, kRows, Format, RowSource::kShared>(args, plan, bytes, stream);
+  if (streams) {
+    const Plan plan = make_plan<kRows, Format, RowSource::kShared>(args, device);
+    const int bytes = shared_bytes<kRows, Format, RowSource::kShared>(plan, true);
+    if (bytes <= limit)
+      return launch_stream<T, kRows, Format, RowSource::kShared>(args, plan, bytes, stream);
+  }
   // The slow path needs no ring, so it also serves a single row that leaves no room for one.
   if constexpr (kRows == 1) {
     const Plan slow = make_plan<kRows, Format, RowSource::kShared>(args, device, 1);
     const int slow_bytes = shared_bytes<kRows, Format, RowSource::kShared>(slow, false);
     if (slow_bytes > limit) return cudaErrorInvalidValue;
-    return launch_plan(strided_kernel<T, kRows, Format>, args, slow, slow_bytes, stream);
+    return launch_plan(strided_kernel<T, Format>, args, slow, slow_bytes, stream);
   } else {
     const int half = std::min(args.m, kRows / 2);
     const cudaError_t error =

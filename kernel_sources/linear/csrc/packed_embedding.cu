@@ -6,6 +6,7 @@
 #include "common/launch.h"
 #include "common/pdl.cuh"
 #include "common/vec.cuh"
+#include "formats.cuh"
 #include "packed_embedding.h"
 
 namespace flashrt {
@@ -14,11 +15,6 @@ namespace {
 constexpr int kPackedThreads = 256;
 constexpr int kColumns = 16;      // of a thread's step: one NVFP4 block
 constexpr int kScaleBlock = 128;  // rows and columns that share a scale of a grid
-// The NVFP4 tile, see torch-ext/linear/packed.py.
-constexpr int kPackedTileRows = 16;
-constexpr int kPackedTurn = 256;
-constexpr int kPackedTileBytes = 2304;
-constexpr int kPackedCodeBytes = 2048;
 
 struct PackedTable {
   const uint8_t* data;
@@ -48,19 +44,19 @@ __device__ __forceinline__ float from_scale_image(uint8_t byte) {
 // Columns [16 * block, + 16) of row `id` of NVFP4 tiles: exact.
 __device__ __forceinline__ void load_tile_block(const PackedTable& table, int64_t id, int block,
                                                 float (&values)[kColumns]) {
-  const int64_t turns = (table.d + kPackedTurn - 1) / kPackedTurn;
+  const int64_t row_tiles = (table.d + kTileColumns - 1) / kTileColumns;
   const int column = block * kColumns;
-  const int in_turn = column % kPackedTurn;
+  const int in_turn = column % kTileColumns;
   const uint8_t* tile =
-      table.data + (id / kPackedTileRows * turns + column / kPackedTurn) * kPackedTileBytes;
-  const int half = static_cast<int>(id % kPackedTileRows) / 8;
+      table.data + (id / kTileRows * row_tiles + column / kTileColumns) * NVFP4Format::kTileBytes;
+  const int half = static_cast<int>(id % kTileRows) / 8;
   const int lane = static_cast<int>(id % 8) * 4 + in_turn % 128 / 32;
   const int segment = in_turn / 128;
   const int second = in_turn % 32 / kColumns;  // of the lane's two blocks
   const uint2 words =
       *reinterpret_cast<const uint2*>(tile + ((segment * 2 + half) * 32 + lane) * 16 + second * 8);
-  const float scale =
-      from_scale_image(tile[kPackedCodeBytes + (lane * 2 + half) * 4 + segment * 2 + second]);
+  const float scale = from_scale_image(
+      tile[NVFP4Format::kCodeBytes + (lane * 2 + half) * 4 + segment * 2 + second]);
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const uint32_t word = i < 8 ? words.x : words.y;

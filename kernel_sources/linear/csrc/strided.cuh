@@ -1,4 +1,4 @@
-// y = x' @ W.T for 1..8 rows, any K, any alignment, any weight strides: the slow path of
+// y = x' @ W.T for one row, any K, any alignment, any weight strides: the slow path of
 // stream.cuh, with the same order of sums. Row-major weights are read element by element.
 #pragma once
 
@@ -61,9 +61,10 @@ struct GatheredTurn {
   }
 };
 
-template <typename T, int kRows, typename Format>
+template <typename T, typename Format>
 __global__ void __launch_bounds__(kMaxWarps * 32, 2)
     strided_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
+  constexpr int kRows = 1;
   extern __shared__ __align__(16) char shared[];
   __shared__ PrologueScratch scratch;
   __shared__ RowFactors row_factors;
