@@ -6,7 +6,7 @@ import torch
 
 from ._common import checks
 from ._common.activations import activation_number
-from ._common.fp8 import fp8_outputs
+from ._common.fp8 import fp8_outputs, scale_used
 from .ops import check_input, check_up, half_shape, ops
 
 
@@ -48,7 +48,7 @@ def activate_fp8(
     check_input(op, "x", x)
     out, scale_out = fp8_outputs(op, x.shape, x.device, static_scale, out, scale_out)
     ops.activate_fp8(x, number, static_scale, out, scale_out)
-    return out, _used(static_scale, scale_out)
+    return out, scale_used(static_scale, scale_out)
 
 
 def gated_fp8(
@@ -84,7 +84,7 @@ def gated_fp8(
     check_up(op, up, gate)
     out, scale_out = fp8_outputs(op, gate.shape, gate.device, static_scale, out, scale_out)
     ops.gated_fp8(gate, up, number, static_scale, out, scale_out)
-    return out, _used(static_scale, scale_out)
+    return out, scale_used(static_scale, scale_out)
 
 
 def gated_packed_fp8(
@@ -124,10 +124,4 @@ def gated_packed_fp8(
     shape = torch.Size(half_shape(op, x))
     out, scale_out = fp8_outputs(op, shape, x.device, static_scale, out, scale_out)
     ops.gated_packed_fp8(x, number, gate_first, static_scale, out, scale_out)
-    return out, _used(static_scale, scale_out)
-
-
-def _used(static_scale: torch.Tensor | None, scale_out: torch.Tensor | None) -> torch.Tensor:
-    scale = static_scale if scale_out is None else scale_out
-    assert scale is not None
-    return scale
+    return out, scale_used(static_scale, scale_out)

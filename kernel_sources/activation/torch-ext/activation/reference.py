@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._common.activations import apply_activation
-from ._common.fp8 import quantize_rows_fp8
+from ._common.fp8 import write_fp8
 
 Optional = torch.Tensor | None
 
@@ -48,7 +48,7 @@ def activate_fp8(
     out: torch.Tensor,
     scale_out: Optional,
 ) -> None:
-    _write_fp8(activate(x, activation), static_scale, out, scale_out)
+    write_fp8(activate(x, activation), static_scale, out, scale_out)
 
 
 def gated_fp8(
@@ -59,7 +59,7 @@ def gated_fp8(
     out: torch.Tensor,
     scale_out: Optional,
 ) -> None:
-    _write_fp8(gated(gate, up, activation), static_scale, out, scale_out)
+    write_fp8(gated(gate, up, activation), static_scale, out, scale_out)
 
 
 def gated_packed_fp8(
@@ -70,13 +70,4 @@ def gated_packed_fp8(
     out: torch.Tensor,
     scale_out: Optional,
 ) -> None:
-    _write_fp8(gated_packed(x, activation, gate_first), static_scale, out, scale_out)
-
-
-def _write_fp8(
-    y: torch.Tensor, static_scale: Optional, out: torch.Tensor, scale_out: Optional
-) -> None:
-    data, scale = quantize_rows_fp8(y, static_scale)
-    out.copy_(data)
-    if scale_out is not None:
-        scale_out.copy_(scale)
+    write_fp8(gated_packed(x, activation, gate_first), static_scale, out, scale_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._common import checks
-from ._common.fp8 import fp8_outputs
+from ._common.fp8 import fp8_outputs, scale_used
 from .ops import check, check_residual, ops
 
 
@@ -52,7 +52,7 @@ def rms_norm_fp8(
     ops.rms_norm_fp8(
         x, weight, scale, shift, eps, zero_centered, weights_static, static_scale, out, scale_out
     )
-    return out, _used(static_scale, scale_out)
+    return out, scale_used(static_scale, scale_out)
 
 
 def add_rms_norm_fp8(
@@ -97,7 +97,7 @@ def add_rms_norm_fp8(
     checks.output(op, "residual_out", residual_out, x.shape, x.dtype, x.device)
     flags = (eps, zero_centered, weights_static, static_scale)
     ops.add_rms_norm_fp8(x, residual, weight, *flags, out, scale_out, residual_out)
-    return out, _used(static_scale, scale_out), residual_out
+    return out, scale_used(static_scale, scale_out), residual_out
 
 
 def layer_norm_fp8(
@@ -135,10 +135,4 @@ def layer_norm_fp8(
     out, scale_out = fp8_outputs(op, x.shape, x.device, static_scale, out, scale_out)
     flags = (eps, weights_static, static_scale)
     ops.layer_norm_fp8(x, weight, bias, scale, shift, *flags, out, scale_out)
-    return out, _used(static_scale, scale_out)
-
-
-def _used(static_scale: torch.Tensor | None, scale_out: torch.Tensor | None) -> torch.Tensor:
-    scale = static_scale if scale_out is None else scale_out
-    assert scale is not None
-    return scale
+    return out, scale_used(static_scale, scale_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._common.fp8 import quantize_rows_fp8
+from ._common.fp8 import write_fp8
 
 Optional = torch.Tensor | None
 
@@ -111,7 +111,7 @@ def rms_norm_fp8(
     scale_out: Optional,
 ) -> None:
     y = rms_norm(x, weight, scale, shift, eps, zero_centered, weights_static)
-    _write_fp8(y, static_scale, out, scale_out)
+    write_fp8(y, static_scale, out, scale_out)
 
 
 def add_rms_norm_fp8(
@@ -128,7 +128,7 @@ def add_rms_norm_fp8(
 ) -> None:
     y, total = add_rms_norm(x, residual, weight, eps, zero_centered, weights_static)
     residual_out.copy_(total)
-    _write_fp8(y, static_scale, out, scale_out)
+    write_fp8(y, static_scale, out, scale_out)
 
 
 def layer_norm_fp8(
@@ -144,16 +144,7 @@ def layer_norm_fp8(
     scale_out: Optional,
 ) -> None:
     y = layer_norm(x, weight, bias, scale, shift, eps, weights_static)
-    _write_fp8(y, static_scale, out, scale_out)
-
-
-def _write_fp8(
-    y: torch.Tensor, static_scale: Optional, out: torch.Tensor, scale_out: Optional
-) -> None:
-    data, scale = quantize_rows_fp8(y, static_scale)
-    out.copy_(data)
-    if scale_out is not None:
-        scale_out.copy_(scale)
+    write_fp8(y, static_scale, out, scale_out)
 
 
 def _modulate(values: torch.Tensor, scale: Optional, shift: Optional) -> torch.Tensor:

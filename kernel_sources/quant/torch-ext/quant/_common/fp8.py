@@ -48,6 +48,26 @@ def quantize_rows_fp8(
     return to_fp8(values, scale.unsqueeze(-1)), scale
 
 
+def write_fp8(
+    values: torch.Tensor,
+    static_scale: torch.Tensor | None,
+    out: torch.Tensor,
+    scale_out: torch.Tensor | None,
+) -> None:
+    """``quantize_rows_fp8`` into ``out`` and, where rows have their own scales, ``scale_out``."""
+    data, scale = quantize_rows_fp8(values, static_scale)
+    out.copy_(data)
+    if scale_out is not None:
+        scale_out.copy_(scale)
+
+
+def scale_used(static_scale: torch.Tensor | None, scale_out: torch.Tensor | None) -> torch.Tensor:
+    """The scale of an FP8 output: that of its rows, or the caller's."""
+    scale = static_scale if scale_out is None else scale_out
+    assert scale is not None
+    return scale
+
+
 def fp8_outputs(
     op: str,
     shape: torch.Size,
