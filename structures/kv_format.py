@@ -15,7 +15,7 @@ import torch
 
 KVCache = Literal["fp8"] | None
 FP8 = torch.float8_e4m3fn
-LARGEST = 448.0
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
 HEADROOM = 8.0
 MEASURED_TOKENS = 64
 STRIDE = 7919  # a prime: the ids spread over any vocabulary

@@ -17,7 +17,7 @@ from torch import nn
 from .data import Call
 from .units import Unit
 
-FP8_MAX = 448.0
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_SCALE = 2.0**-126
 _BINS = 1 << 15  # magnitudes that BF16 tells apart
 
