@@ -36,12 +36,15 @@ inline constexpr int kTurnElements = kSegments<Format> * kSegmentElements<Format
 template <typename Format>
 inline constexpr int kPieces = kLaneElements<Format> / kVectorElements;
 
+inline constexpr int kShareBits = 16;
+
 // What the host decides for one launch, beside the caller's arguments.
 struct Plan {
   int warps;            // of a block; a power of two
   int turns;            // per warp and row
-  int tiles_per_block;  // of kTileRows rows of W
+  int tiles_per_block;  // of kTileRows rows of W; at most
   int blocks[3];        // of each weight; when gated, all in blocks[0]
+  uint32_t share[3];    // tiles of a block of each weight, in 2^-kShareBits
   float inverse_k;
   uint32_t two = 2, four = 4, eight = 8, sixty_four = 64, five_hundred_twelve = 512;
 };
@@ -54,14 +57,21 @@ struct BlockRows {
   int first[2];           // row of the weight that starts each half of tile 0
   int count[2];           // rows there are from `first` on; others read as zeros
   int rows_per_tile;      // between a half's first rows in consecutive tiles: 16, or 8 when gated
+  int tile_shift;         // its logarithm
   int outputs;            // of this block
   int first_output;       // column of `out` that row 0 yields
   const char* bias[2];    // of the block's outputs in each half; null without one
   const float* scale[2];  // the same, or null
   const float* grid[2];   // scales of 128x128 blocks of each half's weight, or null
 
-  __device__ int tiles() const { return (outputs + rows_per_tile - 1) / rows_per_tile; }
+  __device__ int tiles() const { return (outputs + rows_per_tile - 1) >> tile_shift; }
 };
+
+// The first tile of a block of weight `index`: blocks share its tiles evenly, and the one past the
+// last starts at or past the end.
+__device__ __forceinline__ int first_tile(const Plan& plan, int index, int block) {
+  return static_cast<int>(static_cast<uint64_t>(block) * plan.share[index] >> kShareBits);
+}
 
 __device__ __forceinline__ BlockRows find_block_rows(const LinearArgs& args, const Plan& plan,
                                                      int element_bits) {
@@ -75,8 +85,10 @@ __device__ __forceinline__ BlockRows find_block_rows(const LinearArgs& args, con
     ++index;
   }
   BlockRows rows;
-  rows.rows_per_tile = args.gated ? kHalfTile : kTileRows;
-  const int first = block * plan.tiles_per_block * rows.rows_per_tile;
+  rows.tile_shift = args.gated ? 3 : 4;
+  rows.rows_per_tile = 1 << rows.tile_shift;
+  const int first = first_tile(plan, index, block) << rows.tile_shift;
+  const int last = first_tile(plan, index, block + 1) << rows.tile_shift;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int weight = args.gated ? half : index;
@@ -90,8 +102,7 @@ __device__ __forceinline__ BlockRows find_block_rows(const LinearArgs& args, con
     rows.scale[half] = scale != nullptr && args.scale_columns == 0 ? scale + first : nullptr;
     rows.grid[half] = args.scale_columns > 0 ? scale : nullptr;
   }
-  rows.outputs =
-      min(plan.tiles_per_block * rows.rows_per_tile, args.n[args.gated ? 0 : index] - first);
+  rows.outputs = min(last, args.n[index]) - first;
   rows.first_output = skipped + first;
   return rows;
 }

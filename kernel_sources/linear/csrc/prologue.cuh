@@ -61,14 +61,14 @@ __device__ __forceinline__ void publish_sums(float (&sums)[kRows],
   }
 }
 
-// The warps' sums in ascending order; `values` is 16-byte aligned and `warps` a multiple of 4.
+// The warps' sums in ascending order; `values` is 16-byte aligned and `warps` 4 or kMaxWarps.
 __device__ __forceinline__ float sum_warps(const float* values, int warps) {
-  float sum = 0.0f;
-  for (int w = 0; w < warps; w += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(values + w);
-    sum = (((sum + four.x) + four.y) + four.z) + four.w;
-  }
-  return sum;
+  static_assert(kMaxWarps == 8);
+  const float4 a = *reinterpret_cast<const float4*>(values);
+  const float sum = ((a.x + a.y) + a.z) + a.w;
+  if (warps < kMaxWarps) return sum;
+  const float4 b = *reinterpret_cast<const float4*>(values + 4);
+  return (((sum + b.x) + b.y) + b.z) + b.w;
 }
 
 // 1 / sqrt(mean + eps) of a row; every thread adds the warps' sums in the same order.

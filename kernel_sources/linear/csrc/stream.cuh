@@ -25,7 +25,9 @@
 
 namespace flashrt {
 
-// Shared memory of one block: the rings, x, the warps' sums.
+// Shared memory of one block: the rings, x, the warps' sums. Copies into it are written a line of
+// 128 bytes at a time.
+inline constexpr int kSharedAlignment = 128;
 template <int kRows, typename Format, RowSource kSource>
 inline int shared_bytes(const Plan& plan, bool with_ring) {
   const int stage = Ring<kRows, Format, kSource, 1>::kBytes;
@@ -44,7 +46,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
                                                                         : 3)
     stream_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
   using Stages = Ring<kRows, Format, kSource, kStages>;
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(kSharedAlignment) char shared[];
   __shared__ PrologueScratch scratch;
   __shared__ RowFactors row_factors;
   const int lane = threadIdx.x % 32;
@@ -62,6 +64,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
     if constexpr (kSource == RowSource::kShared) commit_copies();
   }
 
+  // With few rows the epilogue's operands are read ahead of the sums, with many the registers are
+  // short.
+  constexpr bool kReadsAhead = kRows <= 4;
   // Columns of a product do not touch each other: those without a row of x repeat one.
   const int column = lane % (4 * kRows);
   Output<T> output;
@@ -73,9 +78,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
     NormWords<T, kRows, Format, true> norm_words;
     norm_words.preload(args, slice);
     if (args.weights_static) wait_for_inputs();
-    // With few rows the epilogue's operands are read ahead of the sums, with many the registers are
-    // short.
-    if constexpr (kRows <= 2) output = Output<T>(args, rows, threadIdx.x, kRows);
+    if constexpr (kReadsAhead) output = Output<T>(args, rows, threadIdx.x, kRows);
     const bool few = kRows <= 4 && args.branch == nullptr && slice.passes <= kFewPasses;
     const bool many = kRows == 1 && args.branch == nullptr && args.norm_kind == kNoNorm &&
                       slice.passes <= kManyPasses;
@@ -95,6 +98,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
                                                          Slice<kRows, Format>::kPassWords * 16);
   } else {
     if (args.weights_static) wait_for_inputs();
+    if constexpr (kReadsAhead) output = Output<T>(args, rows, threadIdx.x, kRows);
     // The first group holds all weights that were asked for, too.
 #pragma unroll
     for (int i = 0; i < kStages; ++i) {
@@ -169,8 +173,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kRows > 2             ? 2
     publish_tile<kRows>(sums.tile, factors, partial + tile * kTileRows * kRows * plan.warps, plan);
   }
   __syncthreads();
-  if constexpr (kRows > 2 || kSource == RowSource::kRing)
-    output = Output<T>(args, rows, threadIdx.x, kRows);
+  if constexpr (!kReadsAhead) output = Output<T>(args, rows, threadIdx.x, kRows);
   finish_outputs<T, kRows, Format>(args, plan, rows, partial, output);
 }
 

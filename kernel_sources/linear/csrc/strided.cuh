@@ -65,7 +65,7 @@ template <typename T, typename Format>
 __global__ void __launch_bounds__(kMaxWarps * 32, 2)
     strided_kernel(const __grid_constant__ LinearArgs args, const __grid_constant__ Plan plan) {
   constexpr int kRows = 1;
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(kSharedAlignment) char shared[];
   __shared__ PrologueScratch scratch;
   __shared__ RowFactors row_factors;
   const int lane = threadIdx.x % 32;

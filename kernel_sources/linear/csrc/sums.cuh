@@ -46,8 +46,8 @@ __device__ __forceinline__ void finish_outputs(const LinearArgs& args, const Pla
   for (int index = threadIdx.x; index < rows.outputs * kRows; index += blockDim.x) {
     if (index != static_cast<int>(threadIdx.x)) output = Output<T>(args, rows, index, kRows);
     if (!output.active) continue;
-    const int tile = output.row / rows.rows_per_tile;
-    const int row = output.row % rows.rows_per_tile;
+    const int tile = output.row >> rows.tile_shift;
+    const int row = output.row & (rows.rows_per_tile - 1);
     const float* sums = partial + tile * tile_stride + (row * kRows + output.m) * plan.warps;
     const float up =
         args.gated ? sum_warps(sums + kHalfTile * kRows * plan.warps, plan.warps) : 0.0f;
