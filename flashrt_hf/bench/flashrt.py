@@ -34,17 +34,21 @@ class FlashRTRunner:
         rows: int = 1,
         name: str = "flashrt",
         kv_cache: Literal["fp8"] | None = None,
+        reuse_prefix: bool = False,
     ) -> None:
         from flash_rt import structures
 
         self.name = name
+        self._reuse_prefix = reuse_prefix
         self.loop = structures.decode_loop(
             model, max_len=cache_tokens, batch_size=rows, kv_cache=kv_cache
         )
 
     def generate(self, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
         """See ``peers.Runner.generate``."""
-        out: torch.Tensor = self.loop.generate(ids, max_new_tokens=new_tokens, eos_token_id=())
+        out: torch.Tensor = self.loop.generate(
+            ids, max_new_tokens=new_tokens, eos_token_id=(), reuse_prefix=self._reuse_prefix
+        )
         return out[:, ids.shape[1] :]
 
     def _session(self) -> AbstractContextManager[Session]:

@@ -69,11 +69,6 @@ struct Device {
   }
 };
 
-// What a kernel holds of shared memory beside what is asked for: what the system takes of a
-// block's, and the prologue's scratch.
-inline constexpr int kReservedShared = 1024;
-inline constexpr int kStaticShared = sizeof(PrologueScratch) + sizeof(RowFactors);
-
 // Tiles of each weight; when gated, of both together.
 struct TileCounts {
   int tiles[3] = {};
@@ -102,6 +97,7 @@ inline void share_tiles(const TileCounts& counts, Plan& plan) {
 template <int kRows, typename Format, RowSource kSource>
 Plan make_plan(const LinearArgs& args, const Device& device,
                int most_tiles = kRows <= 2 ? 8 : 32 / kRows) {
+  constexpr int kReservedShared = 1024;             // that the system takes of a block's
   constexpr int kMostWarps = kRows <= 2 ? 24 : 16;  // of a multiprocessor, by their registers
   Plan plan{};
   plan.warps = choose_warps<Format>(args.k);
@@ -116,32 +112,6 @@ Plan make_plan(const LinearArgs& args, const Device& device,
   for (int i = 0; i < counts.weights; ++i) plan.blocks[i] = divide_up(counts.tiles[i], per_block);
   share_tiles(counts, plan);
   return plan;
-}
-
-// One block a multiprocessor, which asks for so much shared memory that exactly one of the next
-// kernel's fits beside it: that one fills its ring while this one runs, and every multiprocessor
-// has the same part of both. Decoding NVFP4 is slow enough for one block to keep up with memory.
-// With few tiles a block, small blocks of one tile are as good.
-template <int kRows, typename Format>
-void pair_blocks(const LinearArgs& args, const Device& device, Plan& plan, int& bytes) {
-  if (!Format::kTiled || kRows > 2) return;
-  const TileCounts counts(args);
-  if (2 * counts.total() < 3 * device.multiprocessors) return;
-  Plan pair = plan;
-  int blocks_left = device.multiprocessors;
-  int tiles_left = counts.total();
-  for (int i = 0; i < counts.weights; ++i) {
-    const int part = static_cast<int>(
-        (static_cast<int64_t>(blocks_left) * counts.tiles[i] + tiles_left / 2) / tiles_left);
-    pair.blocks[i] = std::clamp(part, 1, blocks_left - (counts.weights - 1 - i));
-    blocks_left -= pair.blocks[i];
-    tiles_left -= counts.tiles[i];
-  }
-  share_tiles(counts, pair);
-  const int half = device.multiprocessor_shared / 2 - kReservedShared - kStaticShared;
-  if (shared_bytes<kRows, Format, RowSource::kShared>(pair, true) > half) return;
-  plan = pair;
-  bytes = half / kSharedAlignment * kSharedAlignment;
 }
 
 template <typename Kernel>
@@ -186,7 +156,8 @@ LinearArgs take_rows(LinearArgs args, int first, int count) {
 // Launch once when the rows of x fit beside the ring, else once for each half of them.
 template <typename T, int kRows, typename Format>
 cudaError_t launch_rows(const LinearArgs& args, const Device& device, cudaStream_t stream) {
-  const int limit = device.block_shared - kStaticShared;
+  const int limit =
+      device.block_shared - static_cast<int>(sizeof(PrologueScratch) + sizeof(RowFactors));
   const bool streams = takes_stream_path<Format>(args);
   if constexpr (kRows > 2 && Format::kBits == 16) {
     if (streams && streams_rows(args, kRows * args.k * 2)) {
@@ -197,9 +168,8 @@ cudaError_t launch_rows(const LinearArgs& args, const Device& device, cudaStream
     }
   }
   if (streams) {
-    Plan plan = make_plan<kRows, Format, RowSource::kShared>(args, device);
-    int bytes = shared_bytes<kRows, Format, RowSource::kShared>(plan, true);
-    pair_blocks<kRows, Format>(args, device, plan, bytes);
+    const Plan plan = make_plan<kRows, Format, RowSource::kShared>(args, device);
+    const int bytes = shared_bytes<kRows, Format, RowSource::kShared>(plan, true);
     if (bytes <= limit)
       return launch_stream<T, kRows, Format, RowSource::kShared>(args, plan, bytes, stream);
   }
