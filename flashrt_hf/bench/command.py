@@ -168,17 +168,19 @@ def recorded_command(arguments: Sequence[str], json: str | None) -> list[str]:
 
 
 def _table(arguments: Sequence[str]) -> None:
-    """``table [--into DOCUMENT] FILE...``: records as Markdown, or into a document's marks."""
+    """``table [--into FILE] [--details FILE] RECORD...``: Markdown, or what is between marks."""
     made = argparse.ArgumentParser(prog="flash-rt bench table")
     made.add_argument("files", nargs="+", type=Path)
-    made.add_argument("--into", type=Path, help="replace what is between this file's marks")
+    made.add_argument("--into", type=Path, help="the tables go between this file's marks")
+    made.add_argument("--details", type=Path, help="all else goes between this file's marks")
     options = made.parse_args(arguments)
-    text = table.markdown({path.name: record.read(path) for path in sorted(options.files)})
-    if options.into:
-        document = options.into.read_text(encoding="utf-8")
-        options.into.write_text(table.fill(document, text), encoding="utf-8")
-    else:
-        print(text)
+    records = {path.name: record.read(path) for path in sorted(options.files)}
+    for document, shown in ((options.into, table.summary), (options.details, table.details)):
+        if document:
+            text = table.fill(document.read_text(encoding="utf-8"), shown(records))
+            document.write_text(text, encoding="utf-8")
+    if not (options.into or options.details):
+        print(table.markdown(records))
 
 
 def _keep_inductor_cache() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .precisions import PLAIN, entry_name
+
 Row = tuple[str, ...]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 START_FACTS = {
@@ -19,12 +21,13 @@ def _grid(head: Row, rows: Iterable[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _decode_rows(record: Mapping[str, Any]) -> Iterable[Row]:
+def _decode_rows(place: str, record: Mapping[str, Any]) -> Iterable[Row]:
     part = record["parts"].get("decode", {})
     ceiling = record["environment"].get("read_bytes_per_s")
     for name, run in part.get("runs", {}).items():
         if "error" in run:
-            yield record["model"]["name"], name, "FAILED", run["error"].split(":")[0], "", "", ""
+            error = run["error"].split(":")[0]
+            yield record["model"]["name"], name, "FAILED", error, "", "", "", place
             continue
         ratio = run.get("ratio_to_best_peer")
         yield (
@@ -35,6 +38,7 @@ def _decode_rows(record: Mapping[str, Any]) -> Iterable[Row]:
             f"{run['bytes_per_s'] / ceiling:.0%}" if ceiling else "-",
             f"{run['first_token_ms']:.1f}",
             f"{ratio:.2f}x" if ratio else "-",
+            place,
         )
 
 
@@ -46,6 +50,7 @@ DECODE_HEAD = (
     "of read bandwidth",
     "first token, ms",
     "to best peer",
+    "record",
 )
 
 
@@ -188,13 +193,72 @@ def _errors(name: str, what: str, found: Mapping[str, Any]) -> Iterable[Row]:
     )
 
 
-def decode_table(records: Iterable[Mapping[str, Any]]) -> str:
+QUALITY_HEAD = (
+    "model",
+    "precision",
+    "bits a weight",
+    "weights, MB",
+    "tok/s",
+    "cosine with the host: decode, prefill",
+    "perplexity (host's): decode, prefill",
+)
+
+
+def _quality_rows(records: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
+    """Entries of the part ``fidelity``, with the speed that a record has of the same entry."""
+    read = list(records)
+    for record in read:
+        part = record["parts"].get("fidelity", {})
+        for found in (part, *part.get("others", {}).values()):
+            if "cosine" in found.get("decode", {}):
+                yield _quality_row(record, found, read)
+
+
+def _quality_row(
+    record: Mapping[str, Any], found: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
+) -> Row:
+    model, precision, weights = record["model"], found["precision"], found.get("weights")
+    floor = record["settings"]["min_cosine"] if weights else None
+    name = precision if weights else record["settings"]["dtype"]
+    rate = max(_rates(records, model["name"], precision, floor), default=None)
+    paths = [found[path] for path in ("decode", "forward")]
+    return (
+        model["name"],
+        f"{name}, floor {floor}" if floor else name,
+        f"{weights['bits_per_weight']:.2f}" if weights else "16",
+        f"{(weights['packed_bytes'] if weights else model['weight_bytes']) / 1e6:.0f}",
+        f"{rate:.0f}" if rate else "-",
+        ", ".join(f"{path['cosine']:.5f}" for path in paths),
+        ", ".join(
+            f"{path['perplexity']['flashrt']:.4g} ({path['perplexity']['host']:.4g})"
+            for path in paths
+        ),
+    )
+
+
+def _rates(
+    records: Iterable[Mapping[str, Any]], model: str, precision: str, floor: float | None
+) -> Iterable[float]:
+    """Tokens per second of an entry in every record that has timed it."""
+    for record in records:
+        timed = record["parts"].get("decode", {}).get("runs", {}).get(entry_name(precision), {})
+        if record["model"]["name"] != model or "tokens_per_s" not in timed:
+            continue
+        if precision == PLAIN or record["settings"]["min_cosine"] == floor:
+            yield timed["tokens_per_s"]
+
+
+def decode_table(records: Mapping[str, Mapping[str, Any]]) -> str:
     """The decode runs of all records in one table."""
-    return _grid(DECODE_HEAD, [row for record in records for row in _decode_rows(record)])
+    rows = [
+        row
+        for name, record in records.items()
+        for row in _decode_rows(f"`{name.removesuffix('.json')}`", record)
+    ]
+    return _grid(DECODE_HEAD, rows)
 
 
-def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Everything the records hold, by file name: the decode runs, every other value, the places."""
+def _places(records: Mapping[str, Mapping[str, Any]]) -> str:
     places = []
     for name, record in records.items():
         found = record["environment"]
@@ -204,13 +268,33 @@ def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
             f"- `{name}`: {record['model']['name']}, {found['device']}, {driver}{packages}, "
             f"commit {found['commit'][:12]}, {record['date']}"
         )
+    return "\n".join(places)
+
+
+def summary(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Speed of all decode runs; where a record has fidelity, quality and speed; the places."""
     blocks = []
     if any(record["parts"].get("decode", {}).get("runs") for record in records.values()):
-        blocks.append(decode_table(records.values()))
-    facts = [row for record in records.values() for row in _facts(record)]
-    if facts:
-        blocks.append(_grid(("model", "what", "value"), facts))
-    return "\n\n".join([*blocks, "\n".join(places)])
+        blocks.append(decode_table(records))
+    quality = list(_quality_rows(records.values()))
+    if quality:
+        blocks.append(_grid(QUALITY_HEAD, quality))
+    return "\n\n".join([*blocks, _places(records)])
+
+
+def details(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Every value that is in no table of :func:`summary`, one a line, a table for each record."""
+    found = {name: list(_facts(record)) for name, record in records.items()}
+    return "\n\n".join(
+        f"### {name.removesuffix('.json')}\n\n" + _grid(("model", "what", "value"), rows)
+        for name, rows in found.items()
+        if rows
+    )
+
+
+def markdown(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Everything that the records hold, by file name."""
+    return "\n\n".join(text for text in (summary(records), details(records)) if text)
 
 
 def fill(document: str, text: str) -> str:

@@ -259,17 +259,56 @@ def test_table_prints_what_records_hold(tmp_path, capsys):
     record.write(begun, path)
     command.main(["table", str(path)])
     out = capsys.readouterr().out
-    assert "| m | flashrt | 0.500 | 2000 | 75% | 4.0 | 2.50x |" in out
-    assert "| m | eager | 0.500 | 2000 | 75% | 4.0 | - |" in out
+    assert "| m | flashrt | 0.500 | 2000 | 75% | 4.0 | 2.50x | `one` |" in out
+    assert "| m | eager | 0.500 | 2000 | 75% | 4.0 | - | `one` |" in out
     assert "| m | attach + first token, s | 1.25 |" in out
     assert "| m | 4 rows to one | 1.050x, BITS DIFFER |" in out
-    assert table.decode_table([begun]) in out
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before {table.BEGIN} old {table.END} after")
-    command.main(["table", str(path), "--into", str(readme)])
-    assert readme.read_text() == f"before {table.BEGIN}\n{out}{table.END} after"
+    named = {"one.json": begun}
+    assert out == f"{table.summary(named)}\n\n{table.details(named)}\n"
+    assert table.decode_table(named) in table.summary(named)
+    readme, results = tmp_path / "README.md", tmp_path / "results.md"
+    for document in (readme, results):
+        document.write_text(f"before {table.BEGIN} old {table.END} after")
+    command.main(["table", str(path), "--into", str(readme), "--details", str(results)])
+    for document, shown in ((readme, table.summary), (results, table.details)):
+        inside = f"before {table.BEGIN}\n{shown(named)}\n{table.END} after"
+        assert document.read_text() == inside
     with pytest.raises(ValueError, match="document must have the marks"):
         table.fill("no marks", "text")
+
+
+def test_quality_stands_beside_the_speed_of_the_same_entry():
+    def path(cosine, ours):
+        return dict(cosine=cosine, perplexity=dict(flashrt=ours, host=15.0))
+
+    def made(floor, **parts):
+        return dict(
+            model=dict(name="m", weight_bytes=4_000_000),
+            settings=dict(min_cosine=floor, dtype="bf16"),
+            parts=parts,
+            environment=dict(device="gpu", packages={}, commit="0" * 40),
+            date="today",
+        )
+
+    weights = dict(bits_per_weight=8.05, packed_bytes=2_000_000)
+    fp8 = dict(precision="fp8", weights=weights, decode=path(0.998, 15.5), forward=path(0.997, 16))
+    plain = dict(precision="auto", weights={}, decode=path(1, 15), forward=path(0.9999, 15.01))
+    runs = {"flashrt": dict(tokens_per_s=100.0), "flashrt fp8": dict(tokens_per_s=180.4)}
+    text = "\n".join(
+        "| " + " | ".join(row) + " |"
+        for row in table._quality_rows(
+            [
+                made(None, fidelity=plain | dict(others={"flashrt fp8": fp8})),
+                made(None, decode=dict(runs=runs)),
+                made(0.999, fidelity=fp8),
+            ]
+        )
+    )
+    assert text.splitlines() == [
+        "| m | bf16 | 16 | 4 | 100 | 1.00000, 0.99990 | 15 (15), 15.01 (15) |",
+        "| m | fp8 | 8.05 | 2 | 180 | 0.99800, 0.99700 | 15.5 (15), 16 (15) |",
+        "| m | fp8, floor 0.999 | 8.05 | 2 | - | 0.99800, 0.99700 | 15.5 (15), 16 (15) |",
+    ]
 
 
 @pytest.mark.parametrize(("ratio", "printed"), [(0.5, "0.500x"), (-0.1, "lost in noise")])

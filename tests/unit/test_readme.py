@@ -41,12 +41,14 @@ def test_named_commands_exist(page):
     assert set(named) <= set(COMMANDS)
 
 
-def test_measured_numbers_are_the_records():
-    """Refill with: flash-rt bench table benchmarks/records/*.json --into README.md"""
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [(ROOT / "README.md", table.summary), (ROOT / "docs/results.md", table.details)],
+    ids=["README.md", "results.md"],
+)
+def test_measured_numbers_are_the_records(page, shown):
+    """Refill with the command of benchmarks/records/README.md."""
     files = sorted((ROOT / "benchmarks" / "records").glob("*.json"))
-    text = (ROOT / "README.md").read_text()
-    if files:
-        found = table.markdown({path.name: record.read(path) for path in files})
-    else:
-        found = "No record yet."
-    assert table.fill(text, found) == text
+    text = page.read_text()
+    assert files
+    assert table.fill(text, shown({path.name: record.read(path) for path in files})) == text
