@@ -49,3 +49,20 @@ def save(folder: Path, model: Any, *, chat: bool = True, **options: Any) -> Path
     if not chat:
         (folder / "chat_template.jinja").unlink()
     return folder
+
+
+def host_answer(prompt: str, new: int, **options: Any) -> torch.Tensor:
+    """New token ids that the unattached model gives to a text."""
+    encoded = tokenizer()(prompt, return_tensors="pt")
+    out: torch.Tensor = text_model().generate(
+        encoded["input_ids"],
+        attention_mask=encoded["attention_mask"],
+        max_new_tokens=new,
+        **{"do_sample": False, **options},
+    )
+    return out[0, encoded["input_ids"].shape[1] :]
+
+
+def host_text(prompt: str, new: int, **options: Any) -> str:
+    text: str = tokenizer().decode(host_answer(prompt, new, **options), skip_special_tokens=True)
+    return text

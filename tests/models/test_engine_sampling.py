@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import model
-from test_engine import drain, engine_of, request, tokens
+from engines import drain, engine_of, request, tokens
 
 from flash_rt import structures
 from flash_rt.structures import Sampling

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from decoders import host, model, prompt
+from engines import alone, drain, engine_of, request, tokens
 from test_decode_loop import loop_of
-from test_engine import alone, drain, engine_of, request, tokens
 
 from flash_rt import structures
 from flash_rt.structures import kv_format

@@ -1,11 +1,8 @@
-"""load_model of text models: the handle, predict, stream, generate, sampling, stop strings."""
+"""load_model of text models: predict, stream and generate, their requests and their options."""
 
 from __future__ import annotations
 
-import gc
 import math
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,69 +11,22 @@ import pytest
 import torch
 
 import flash_rt
-from flash_rt import structures
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chat model of bytes."""
-    return checkpoints.save(tmp_path_factory.mktemp("chat"), checkpoints.text_model())
-
-
-@pytest.fixture(scope="module")
-def handle(folder: Path) -> Iterator[Any]:
-    with flash_rt.load_model(folder, device="cpu", progress=False) as loaded:
-        yield loaded
-
-
-def host_answer(prompt: str, new: int, **options: Any) -> torch.Tensor:
-    """New token ids that the unattached model gives to a text."""
-    encoded = checkpoints.tokenizer()(prompt, return_tensors="pt")
-    out: torch.Tensor = checkpoints.text_model().generate(
-        encoded["input_ids"],
-        attention_mask=encoded["attention_mask"],
-        max_new_tokens=new,
-        **{"do_sample": False, **options},
-    )
-    return out[0, encoded["input_ids"].shape[1] :]
-
-
-def host_text(prompt: str, new: int, **options: Any) -> str:
-    text: str = checkpoints.tokenizer().decode(
-        host_answer(prompt, new, **options), skip_special_tokens=True
-    )
-    return text
-
-
-def test_the_handle_is_a_model_with_a_plan(handle: Any, folder: Path) -> None:
-    assert type(handle.model).__name__ == "LlamaForCausalLM"
-    assert handle.plan.attached
-    assert handle.device == torch.device("cpu")
-    assert handle.model.dtype is torch.float32
-    assert not any(p.requires_grad for p in handle.model.parameters())
-    assert handle.tokenizer.eos_token == "<end>"
-    assert handle.processor is None
-    saved = checkpoints.text_model().state_dict()
-    for name, tensor in handle.model.state_dict().items():
-        assert torch.equal(tensor, saved[name])
-    assert structures.attach(handle, handle.forward) is handle.plan
-    assert structures.attach(handle) is handle.plan
 
 
 def test_a_text_is_a_message_of_the_user(handle: Any) -> None:
-    wanted = host_text("[user]Why?[assistant]", 9)
+    wanted = checkpoints.host_text("[user]Why?[assistant]", 9)
     assert handle.predict("Why?", max_new_tokens=9) == wanted
     chat = [{"role": "user", "content": "Why?"}]
     assert handle.predict(chat, max_new_tokens=9) == wanted
-    assert handle.predict("Why?", max_new_tokens=9, raw=True) == host_text("Why?", 9)
+    assert handle.predict("Why?", max_new_tokens=9, raw=True) == checkpoints.host_text("Why?", 9)
     moody = handle.predict("Why?", max_new_tokens=9, template={"mood": "(glum)"})
-    assert moody == host_text("[user]Why?[assistant](glum)", 9)
+    assert moody == checkpoints.host_text("[user]Why?[assistant](glum)", 9)
 
 
 def test_without_a_template_a_text_is_continued(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, checkpoints.text_model(), chat=False)
     with flash_rt.load_model(tmp_path, device="cpu", progress=False) as plain:
-        assert plain.predict("Why?", max_new_tokens=9) == host_text("Why?", 9)
+        assert plain.predict("Why?", max_new_tokens=9) == checkpoints.host_text("Why?", 9)
         with pytest.raises(ValueError, match="messages need a chat template, got 1 messages"):
             plain.predict([{"role": "user", "content": "Why?"}])
         with pytest.raises(ValueError, match="template needs a chat template"):
@@ -118,9 +68,9 @@ def test_stop_strings_end_the_answer_and_are_left_out(handle: Any, where: str) -
     assert "".join(found) == answer[: answer.index(stop)]
 
 
-def test_the_next_turn_goes_on_from_the_last(folder: Path) -> None:
+def test_the_next_turn_goes_on_from_the_last(chat_folder: Path) -> None:
     """Also where the last answer was cut at a stop string, or its stream was closed."""
-    with flash_rt.load_model(folder, device="cpu", progress=False) as fresh:
+    with flash_rt.load_model(chat_folder, device="cpu", progress=False) as fresh:
         answer = fresh.predict("Why?", max_new_tokens=30)
     stop = answer[9:11]
 
@@ -132,9 +82,9 @@ def test_the_next_turn_goes_on_from_the_last(folder: Path) -> None:
         ]
         return str(handle.predict(chat, max_new_tokens=12))
 
-    with flash_rt.load_model(folder, device="cpu", progress=False) as handle:
+    with flash_rt.load_model(chat_folder, device="cpu", progress=False) as handle:
         said = handle.predict("Why?", max_new_tokens=30, stop=stop)
-        with flash_rt.load_model(folder, device="cpu", progress=False) as cold:
+        with flash_rt.load_model(chat_folder, device="cpu", progress=False) as cold:
             wanted = turn(cold, said)
         assert turn(handle, said) == wanted
         assert turn(handle, said) == wanted
@@ -144,12 +94,12 @@ def test_the_next_turn_goes_on_from_the_last(folder: Path) -> None:
         assert turn(handle, said) == wanted
 
 
-def test_drafts_change_no_answer(folder: Path) -> None:
+def test_drafts_change_no_answer(chat_folder: Path) -> None:
     text = "abcabcabcabc"
-    with flash_rt.load_model(folder, device="cpu", progress=False) as plain:
+    with flash_rt.load_model(chat_folder, device="cpu", progress=False) as plain:
         wanted = plain.predict(text, max_new_tokens=40, raw=True)
         drawn = plain.predict(text, max_new_tokens=40, raw=True, top_k=3, seed=4)
-    with flash_rt.load_model(folder, device="cpu", draft="lookup", progress=False) as handle:
+    with flash_rt.load_model(chat_folder, device="cpu", draft="lookup", progress=False) as handle:
         assert handle.predict(text, max_new_tokens=40, raw=True) == wanted
         assert handle.predict(text, max_new_tokens=40, raw=True, top_k=3, seed=4) == drawn
         assert handle._shelf._loops[1].speculation.steps > 0
@@ -207,7 +157,7 @@ def test_sampling_follows_the_seed_and_the_options(handle: Any) -> None:
     forbidden = checkpoints.tokenizer()(greedy[0]).input_ids[0]
     assert drawn(logit_bias={forbidden: -math.inf})[0] != greedy[0]
     assert drawn(frequency_penalty=100.0) != greedy
-    assert drawn(temperature=0, repetition_penalty=1.8) == host_text(
+    assert drawn(temperature=0, repetition_penalty=1.8) == checkpoints.host_text(
         "[user]Why?[assistant]", 24, repetition_penalty=1.8
     )
 
@@ -294,8 +244,8 @@ def test_token_ids_must_be_a_table(handle: Any) -> None:
         handle.generate(torch.tensor([1, 2, 3]))
 
 
-def test_max_len_bounds_every_request(folder: Path) -> None:
-    with flash_rt.load_model(folder, device="cpu", max_len=40, progress=False) as short:
+def test_max_len_bounds_every_request(chat_folder: Path) -> None:
+    with flash_rt.load_model(chat_folder, device="cpu", max_len=40, progress=False) as short:
         assert len(short.generate(torch.tensor([[72] * 10]), eos_token_id=())[0]) == 40
         with pytest.raises(ValueError, match=r"must fit max_len = 40, got 10 \+ 31"):
             short.generate(torch.tensor([[72] * 10]), max_new_tokens=31)
@@ -307,103 +257,8 @@ def test_the_cache_grows_with_the_requests(handle: Any, monkeypatch: pytest.Monk
     handle.predict("Why?", max_new_tokens=5)
     first = handle._shelf._loops[1]
     assert first.max_len == 32
-    wanted = host_text("[user]Why?[assistant]", 100)
+    wanted = checkpoints.host_text("[user]Why?[assistant]", 100)
     assert handle.predict("Why?", max_new_tokens=100) == wanted
     assert handle._shelf._loops[1].max_len == 128
     handle.predict("Why?", max_new_tokens=5)
     assert handle._shelf._loops[1].max_len == 128
-
-
-def test_detached_the_host_answers(folder: Path) -> None:
-    handle = flash_rt.load_model(folder, device="cpu", progress=False)
-    bound = handle.predict("Why?", max_new_tokens=9)
-    handle.detach()
-    assert handle.plan is None
-    assert "closed" not in repr(handle)
-    assert handle.predict("Why?", max_new_tokens=9) == bound
-    assert "".join(handle.stream("Why?", max_new_tokens=9)) == bound
-    with pytest.raises(ValueError, match=r"logit_bias needs the decode loop, .* nothing is att"):
-        handle.predict("Why?", logit_bias={5: 1.0})
-    again = structures.attach(handle)
-    assert handle.plan is again
-    handle.close()
-    assert not again.attached
-    assert repr(handle).endswith("closed)")
-    for use in (lambda: handle.model, lambda: handle.plan, lambda: handle.predict("x")):
-        with pytest.raises(RuntimeError, match="is closed; load it again"):
-            use()
-    handle.close()
-
-
-def test_unattached_on_request(folder: Path) -> None:
-    with flash_rt.load_model(folder, device="cpu", attach=False, progress=False) as plain:
-        assert plain.plan is None
-        answer = plain.predict("Why?", max_new_tokens=9)
-        plan = structures.attach(plain, plain.forward)
-        assert plain.plan is plan
-        assert plain.predict("Why?", max_new_tokens=9) == answer
-
-
-def test_dtype_is_the_checkpoints_unless_said(tmp_path: Path) -> None:
-    checkpoints.save(tmp_path, checkpoints.text_model(dtype=torch.bfloat16))
-    for dtype, wanted in ((None, torch.bfloat16), ("fp32", torch.float32)):
-        with flash_rt.load_model(tmp_path, device="cpu", dtype=dtype, progress=False) as loaded:
-            assert {p.dtype for p in loaded.model.parameters()} == {wanted}
-
-
-def test_shards_and_tied_weights(tmp_path: Path) -> None:
-    model = checkpoints.text_model(tie_word_embeddings=True)
-    checkpoints.save(tmp_path, model, max_shard_size="50KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    with flash_rt.load_model(str(tmp_path), device="cpu", progress=False) as loaded:
-        assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
-        ids = torch.tensor([[72, 105]])
-        wanted = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
-        assert torch.equal(loaded.generate(ids, max_new_tokens=5, eos_token_id=()), wanted)
-
-
-def test_a_module_stays_the_users() -> None:
-    model = checkpoints.text_model()
-    with flash_rt.load_model(model, tokenizer=checkpoints.tokenizer()) as handle:
-        assert handle.model is model
-        assert handle.predict("Why?", max_new_tokens=9) == host_text("[user]Why?[assistant]", 9)
-    assert torch.equal(model.lm_head.weight, checkpoints.text_model().lm_head.weight)
-    with flash_rt.load_model(model) as handle, pytest.raises(ValueError, match="must have a token"):
-        handle.predict("Why?")
-
-
-def test_encoder_decoders_answer_through_the_host() -> None:
-    import zoo
-
-    model: Any = zoo.make("t5")
-    model.resize_token_embeddings(checkpoints.BYTES)
-    model.generation_config.eos_token_id = 0
-    tokenizer = checkpoints.tokenizer()
-    ids = tokenizer("Why?", return_tensors="pt").input_ids
-    out = model.generate(ids, max_new_tokens=6, do_sample=False)
-    wanted = tokenizer.decode(out[0], skip_special_tokens=True)
-    with flash_rt.load_model(model, tokenizer=tokenizer) as handle:
-        assert handle.predict("Why?", raw=True, max_new_tokens=6) == wanted
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"draft": "lookup"},
-        {"precision": "int8", "min_cosine": None},
-        {"precision": "int8", "min_cosine": None, "keep_host": False},
-    ],
-)
-def test_a_closed_handle_frees_its_model(folder: Path, options: dict[str, Any]) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        handle = flash_rt.load_model(folder, device="cpu", progress=False, **options)
-        handle.predict("Why?", max_new_tokens=5)
-        list(handle.stream("Why?", max_new_tokens=5))
-        model = weakref.ref(handle.model)
-        handle.close()
-        assert model() is None
-    finally:
-        gc.enable()

@@ -9,8 +9,8 @@ import decoders
 import pytest
 import torch
 import zoo
+from engines import drain, tokens
 from test_decode_loop_dtypes import DEVICES, place
-from test_engine import drain, tokens
 
 from flash_rt import structures
 from flash_rt.structures import GenerationRequest, Sampling

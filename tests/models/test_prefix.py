@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from decoders import host, model
+from engines import drain, engine_of, tokens
 from test_decode_loop import loop_of
-from test_engine import drain, engine_of, tokens
 
 from flash_rt import structures
 from flash_rt.structures import GenerationRequest, Sampling

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from decoders import host, model, prompt
+from engines import drain, tokens
 from test_decode_loop import Recorder, loop_of
 from test_decode_loop_sampling import Words
-from test_engine import drain, tokens
 
 from flash_rt import structures
 from flash_rt.structures.loops import depth

@@ -1,24 +1,14 @@
-"""What the capture tests share: devices, small hosts, and how results are compared."""
+"""What the capture tests share: small hosts, and how results are compared."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def require(device: str) -> torch.device:
-    """The device, or a skip that FLASH_RT_REQUIRE_GPU=1 turns into a failure."""
-    if device == "cuda" and not torch.cuda.is_available():
-        if os.environ.get("FLASH_RT_REQUIRE_GPU") == "1":
-            pytest.fail("FLASH_RT_REQUIRE_GPU=1, but torch sees no CUDA GPU")
-        pytest.skip("needs a CUDA GPU")
-    return torch.device(device, 0) if device == "cuda" else torch.device(device)
+from flash_rt.structures.capture import CapturedForward
 
 
 class Host(nn.Module):
@@ -55,3 +45,43 @@ def same(actual: Any, expected: Any) -> None:
     assert actual.dtype is expected.dtype
     assert actual.shape == expected.shape
     assert torch.equal(actual, expected)
+
+
+def captured(m: nn.Module, **options: Any) -> CapturedForward:
+    return CapturedForward(m, m.forward, **options)
+
+
+def counts(c: CapturedForward) -> tuple[int, int, int]:
+    return c.stats.captures, c.stats.replays, sum(c.stats.fallbacks.values())
+
+
+def reasons(c: CapturedForward) -> list[str]:
+    return list(c.stats.fallbacks)
+
+
+class Custom(nn.Module):
+    """A host whose forward is any function of (module, tensors...)."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((8,), 2.0))
+        self.register_buffer("count", torch.zeros(8))
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+def custom(device: torch.device, function: Callable[..., Any]) -> tuple[Custom, CapturedForward]:
+    m = Custom(function).to(device).eval()
+    return m, captured(m)
+
+
+def agree(device: torch.device, function: Any, make: Any, calls: int = 3) -> Any:
+    """Captured and host agree bitwise on ``make(seed)``, the arguments of each call."""
+    _, c = custom(device, function)
+    m, _ = custom(device, function)
+    for seed in range(calls):
+        got, want = c(*make(seed)), m(*make(seed))
+        same(got, want.detach())
+    return c

@@ -34,3 +34,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASH_RT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def statistics_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own cache of statistics."""
+    monkeypatch.setenv("FLASH_RT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "calibration"
+
+
+@pytest.fixture
+def device(place: str) -> torch.device:
+    """``place`` as the device that tensors there say they are on."""
+    return torch.device(place, 0) if place == "cuda" else torch.device(place)

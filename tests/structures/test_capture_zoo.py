@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from capture_support import DEVICES, require
 from comparing import deviation
 
 from flash_rt.structures.capture import CapturedForward
@@ -24,11 +23,6 @@ NOT_CAPTURABLE = {
 }
 # Their experts call grouped_mm, which has no kernel for fp32 on a GPU.
 GROUPED = ["qwen3_moe", "mixtral", "deepseek_v3"]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    return require(request.param)
 
 
 def others(inputs: dict[str, Any], seed: int) -> dict[str, Any]:

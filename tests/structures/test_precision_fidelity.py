@@ -1,40 +1,20 @@
-"""Calibration, fidelity, promotion and the cache of statistics."""
+"""Fidelity: what is measured, the price of each weight and which are promoted."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
+from calibrating import precisions, text, tokens
 from torch import nn
 
 from flash_rt import structures
-from flash_rt.structures.precision import cache, data, prices, settle
-from flash_rt.structures.precision.formats import unpack
+from flash_rt.structures.precision import data, prices
 from flash_rt.structures.weights import copy_of
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FLASH_RT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "calibration"
-
-
-def tokens(rows: int, count: int, seed: int = 5) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, zoo.VOCAB, (rows, count), generator=generator)
-
-
-def precisions(plan: structures.Plan) -> dict[str, str]:
-    assert plan.packing is not None
-    return {unit.name: unit.precision for unit in plan.packing.units}
-
-
-def text(plan: structures.Plan) -> str:
-    return str(structures.explain(plan))
+pytestmark = pytest.mark.usefixtures("statistics_folder")
 
 
 SENSITIVE = "model.layers.1.mlp.down_proj"
@@ -168,20 +148,6 @@ def test_any_module_can_be_calibrated_and_promoted() -> None:
     plan.detach()
 
 
-def test_a_language_model_samples_its_own_text() -> None:
-    model = zoo.make("qwen3")
-    plan = structures.attach(model, precision="int8")
-    assert plan.packing is not None and plan.packing.fidelity is not None
-    assert plan.packing.fidelity.text == settle.SAMPLED
-    assert plan.packing.fidelity.enough
-    assert plan.packing.scales == {}
-    plan.detach()
-    first = data.sample_text(model, torch.device("cpu"))
-    assert torch.equal(first, data.sample_text(model, torch.device("cpu")))
-    assert first.shape == (data.SAMPLED_ROWS, data.SAMPLED_TOKENS)
-    assert (first[:, 1:] != first[:, :-1]).float().mean() > 0.5
-
-
 def test_a_floor_that_cannot_be_measured_is_said() -> None:
     model = zoo.make("vit")
     plan = structures.attach(model, precision="int8")
@@ -199,197 +165,6 @@ def test_few_positions_are_said() -> None:
     assert not plan.packing.fidelity.enough
     assert "are fewer than the 1024" in text(plan)
     plan.detach()
-
-
-def test_static_scales_are_the_largest_input_over_448() -> None:
-    model, ids = zoo.make("llama"), tokens(4, 50)
-    seen: list[torch.Tensor] = []
-    hook = model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with torch.no_grad():
-        model(input_ids=ids, use_cache=False)
-    hook.remove()
-    everything = {"*": "fp8", "lm_head": "fp8"}
-    plan = structures.attach(model, precision=everything, calibration=ids, min_cosine=None)
-    packed = copy_of(model.lm_head.weight)
-    assert packed is not None and packed.input_scale is not None
-    assert float(packed.input_scale) == pytest.approx(float(seen[0].abs().max()) / 448.0)
-    plan.detach()
-    plan = structures.attach(
-        model, precision=everything, calibration=ids, observer="p99", min_cosine=None
-    )
-    packed = copy_of(model.lm_head.weight)
-    assert packed is not None and packed.input_scale is not None
-    wanted = float(seen[0].abs().flatten().quantile(0.99)) / 448.0
-    assert float(packed.input_scale) == pytest.approx(wanted, rel=2e-2)
-    plan.detach()
-
-
-FORMS: dict[str, Any] = {
-    "batch": lambda ids: ids,
-    "rows": lambda ids: [*ids],
-    "lists": lambda ids: ids.tolist(),
-    "dicts": lambda ids: ({"input_ids": row[None]} for row in ids),
-    "callable": lambda ids: lambda model: [model(input_ids=r[None], use_cache=False) for r in ids],
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_calibration_data_of_every_form(form: str) -> None:
-    model, ids = zoo.make("llama"), tokens(4, 40)
-    calls = data.read_calls(FORMS[form](ids), model)
-    assert data.total(calls) == 160
-    given = [call.kwargs["input_ids"] for call in calls]
-    assert torch.equal(torch.cat(given), ids)
-    assert not model._forward_pre_hooks
-
-
-@pytest.mark.parametrize(
-    ("calibration", "error", "message"),
-    [
-        (["some text"], TypeError, "text has to be tokenised first"),
-        ([], ValueError, "at least one item, got none"),
-        ([torch.zeros(1, 2, 3, dtype=torch.int64)], TypeError, "token ids int64"),
-        (torch.full((1, 8), 10**6), ValueError, r"token ids from 0 to \d+, got 1000000"),
-        (torch.full((1, 8), -1), ValueError, r"token ids from 0 to \d+, got -1"),
-        (torch.zeros(0, 8, dtype=torch.int64), ValueError, r"token ids, got .* shape \(0, 8\)"),
-        (nn.Linear(2, 2), TypeError, "data or a function, got a module"),
-        (lambda model: model(input_ids=[]), TypeError, None),
-    ],
-)
-def test_bad_calibration_data(
-    calibration: Any, error: type[Exception], message: str | None
-) -> None:
-    model = zoo.make("llama")
-    with pytest.raises((error, AttributeError), match=message):
-        structures.attach(model, precision="fp8", calibration=calibration)
-    assert not hasattr(model, "_flashrt_plan")
-
-
-def test_padding_counts_nowhere() -> None:
-    model, ids = zoo.make("llama"), tokens(8, 20)
-    mask = torch.ones_like(ids)
-    mask[:, :6] = 0
-    rows = [
-        {"input_ids": i[None], "attention_mask": m[None]} for i, m in zip(ids, mask, strict=True)
-    ]
-    plan = structures.attach(model, precision="int8", calibration=[*rows, *rows], min_cosine=0.5)
-    assert plan.packing is not None and plan.packing.fidelity is not None
-    # Eight rows of 14 held out, and the model's own text because that is not enough.
-    sampled = plan.packing.fidelity.decode.positions - 8 * 14
-    assert sampled % data.SAMPLED_TOKENS == 0
-    plan.detach()
-
-
-def test_columns_with_large_inputs_count_more_in_four_bits() -> None:
-    model, ids = zoo.make("llama"), tokens(8, 60)
-    name, seen = "model.layers.0.mlp.down_proj", []
-    weight = model.get_submodule(name).weight
-
-    def error(**options: Any) -> float:
-        plan = structures.attach(model, precision="nvfp4", min_cosine=None, **options)
-        packed = copy_of(weight)
-        assert packed is not None
-        wrong = unpack(packed.weight(), torch.float32) - weight
-        plan.detach()
-        return float((seen[0].flatten(0, 1) @ wrong.T).square().mean())
-
-    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, a: seen.append(a[0]))
-    with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight[::7] *= 20.0
-        model(input_ids=ids, use_cache=False)
-        hook.remove()
-        assert error(calibration=ids) < 0.7 * error()
-        assert error(calibration=ids) == error(calibration=ids)  # measured and cached
-
-
-# The cache.
-
-
-def run(model: nn.Module, **options: Any) -> tuple[bool, structures.Plan]:
-    """Attach and detach; whether the statistics came from the cache."""
-    options = {"precision": "fp8", "calibration": tokens(4, 40), "min_cosine": None, **options}
-    plan = structures.attach(model, **options)
-    hit = "statistics: from the cache" in text(plan)
-    assert hit != ("statistics: measured now" in text(plan))
-    plan.detach()
-    return hit, plan
-
-
-def test_statistics_are_cached_and_the_same(folder: Path) -> None:
-    model = zoo.make("llama")
-    (miss, first), (hit, second) = run(model), run(model)
-    assert (miss, hit) == (False, True)
-    assert first.packing is not None and second.packing is not None
-    assert first.packing.scales == second.packing.scales != {}
-    assert len([*folder.iterdir()]) == 1
-
-
-def test_anything_that_differs_is_measured_again(folder: Path) -> None:
-    model = zoo.make("llama")
-    assert not run(model)[0]
-    assert not run(model, calibration=tokens(4, 40, seed=6))[0]
-    assert not run(model, precision="nvfp4")[0]
-    assert not run(model, observer="p99")[0]
-    for parameter in (model.model.embed_tokens.weight, model.model.norm.weight):
-        bits = parameter.data.view(torch.uint8).flatten()
-        bits[-1] ^= 1
-        assert not run(model)[0]
-        bits[-1] ^= 1
-    assert run(model)[0]
-
-
-def test_the_hash_sees_every_byte_and_every_place() -> None:
-    module = nn.Module()
-    module.weight = nn.Parameter(torch.arange(1003, dtype=torch.float32).to(torch.bfloat16))
-    found = {cache.weights_digest(module)}
-    flat = module.weight.data.view(torch.uint8)
-    for place in (0, 7, 8, 1000, 2000, 2005):
-        for bit in (1, 128):
-            flat[place] ^= bit
-            found.add(cache.weights_digest(module))
-            flat[place] ^= bit
-    assert len(found) == 13
-    module.weight.data[[3, 900]] = module.weight.data[[900, 3]]
-    assert cache.weights_digest(module) not in found
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[: len(content) // 2],
-        lambda content: "",
-        lambda content: "[1, 2]",
-        lambda content: "[" * 100_000,
-        lambda content: json.dumps({**json.loads(content), "schema": 0}),
-        lambda content: json.dumps({**json.loads(content), "key": "another"}),
-        lambda content: json.dumps({**json.loads(content), "scales": {"lm_head": "large"}}),
-        lambda content: json.dumps({**json.loads(content), "scales": {"nobody": 1.0}}),
-        lambda content: json.dumps({**json.loads(content), "prices": {"lm_head": {"fp3": 1.0}}}),
-        lambda content: json.dumps({**json.loads(content), "sampled": [[1]]}),
-        lambda content: json.dumps({**json.loads(content), "importance": {"lm_head": "AAA="}}),
-        lambda content: content.replace('"lm_head": 0.', '"lm_head": NaN, "x": 0.'),
-    ],
-)
-def test_a_damaged_file_is_measured_again_and_replaced(folder: Path, damage: Any) -> None:
-    model = zoo.make("llama")
-    run(model)
-    [file] = folder.iterdir()
-    content = file.read_text()
-    file.write_text(damage(content))
-    assert not run(model)[0]
-    assert json.loads(file.read_text()) == json.loads(content)
-    assert run(model)[0]
-
-
-def test_a_folder_that_cannot_be_written_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("FLASH_RT_CACHE", str(blocked))
-    hit, plan = run(zoo.make("llama"))
-    assert not hit
-    assert "statistics could not be cached" in text(plan)
 
 
 def test_prices_do_not_depend_on_how_weights_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
