@@ -12,6 +12,7 @@ import torch
 
 from . import packed_products, reference
 from ._common.activations import apply_activation
+from .steps import Epilogue, Prologue
 
 
 def apply(
@@ -19,16 +20,8 @@ def apply(
     weights: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor | None],
     biases: Sequence[torch.Tensor | None],
-    prologue: tuple[
-        torch.Tensor | None,
-        torch.Tensor | None,
-        float,
-        torch.Tensor | None,
-        torch.Tensor | None,
-        float,
-        int,
-    ],
-    epilogue: tuple[torch.Tensor | None, int, bool, float, float],
+    prologue: Prologue,
+    epilogue: Epilogue,
     dtype: torch.dtype,
     out: torch.Tensor | None,
     element: torch.dtype,
@@ -39,8 +32,7 @@ def apply(
     Args:
         x: of dtype ``element``, or E4M3 with ``input_scale`` and no prologue.
         weights, scales: plain weights and None, or ``data`` and ``scale`` of quantised ones.
-        prologue: branch, its norm's weight and eps, residual_out, norm weight and eps, norm kind.
-        epilogue: residual, activation number, gated, scale, soft cap (0: none).
+        prologue, epilogue: checked.
 
     Returns:
         ``[M, N_i]`` for each weight, one when gated; ``out`` has them side by side.
@@ -83,7 +75,7 @@ def _matrix(rows: torch.Tensor) -> torch.Tensor:
 def _results(
     product: Callable[[int], torch.Tensor],
     count: int,
-    epilogue: tuple[torch.Tensor | None, int, bool, float, float],
+    epilogue: Epilogue,
     factors: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> list[torch.Tensor]:
     """Steps 3 to 5 of csrc/linear.h; a residual comes with one weight only.

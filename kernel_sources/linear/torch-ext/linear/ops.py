@@ -12,13 +12,14 @@ from ._common.activations import activation_number
 from .packed import PackedWeight
 from .route import apply
 from .schema import ops
+from .steps import Epilogue
 
 _SPLIT_NAMES = (
     ("weights[0]", "weights[1]", "weights[2]"),
     ("biases[0]", "biases[1]", "biases[2]"),
 )
 _GATED_NAMES = ("gate", "up"), ("gate_bias", "up_bias")
-_NO_EPILOGUE = (None, 0, False, 1.0, 0.0)
+_NO_EPILOGUE = Epilogue(None, 0, False, 1.0, 0.0)
 
 
 def linear(
@@ -91,7 +92,7 @@ def linear(
         checks.fail("linear", "soft_cap", "be finite and above 0", soft_cap)
     norm = (norm_weight, norm_eps, norm_zero_centered)
     add = (branch, branch_norm_weight, branch_norm_eps, residual_out)
-    epilogue = (residual, number, False, scale, soft_cap or 0.0)
+    epilogue = Epilogue(residual, number, False, scale, soft_cap or 0.0)
     names = ("weight",), ("bias",)
     [result] = apply(
         "linear",
@@ -217,7 +218,7 @@ def gated_linear(
         _GATED_NAMES,
         norm,
         add,
-        (None, number, True, 1.0, 0.0),
+        Epilogue(None, number, True, 1.0, 0.0),
         weights_static,
         out_dtype,
         out,

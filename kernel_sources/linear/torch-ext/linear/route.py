@@ -7,7 +7,6 @@ than ``MAX_COLUMNS`` elements go to torch too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
 
@@ -17,6 +16,7 @@ from ._common.fp8 import FP8
 from .packed import PackedWeight
 from .reference import NO_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM
 from .schema import ops
+from .steps import Epilogue, Maybe, Prologue
 
 MAX_ROWS = 8  # kMaxRows in csrc/linear.h
 # Rows of a call whose weights torch could only multiply dequantised: reading them quantised for
@@ -25,7 +25,6 @@ MAX_PACKED_ROWS = 32
 # One row of x beside a block's sums within the 99 KB of shared memory that every supported GPU has.
 MAX_COLUMNS = 48 * 1024
 
-Maybe: TypeAlias = "torch.Tensor | None"
 _NO_SCALES = (None, None, None)
 
 
@@ -37,7 +36,7 @@ def apply(
     names: tuple[Sequence[str], Sequence[str]],
     norm: tuple[Maybe, float | None, bool],
     add: tuple[Maybe, Maybe, float | None, Maybe],
-    epilogue: tuple[Maybe, int, bool, float, float],
+    epilogue: Epilogue,
     weights_static: bool,
     out_dtype: torch.dtype | None,
     out: Maybe,
@@ -49,19 +48,14 @@ def apply(
         names: of ``weights`` and ``biases`` in messages.
         norm: weight, eps, zero-centred.
         add: branch, its norm's weight and eps, residual_out.
-        epilogue: residual, activation number, gated, scale, soft cap (0: none).
+        epilogue: as given, not checked yet.
 
     Returns:
         One ``[..., N]`` (``out`` if given), or beyond 8 rows perhaps one ``[..., N_i]`` a weight.
     """
-    norm_weight, norm_eps, zero_centered = norm
-    branch, branch_norm_weight, branch_norm_eps, residual_out = add
-    residual, activation, gated, scale, soft_cap = epilogue
-
-    given = x
+    given, residual = x, epilogue.residual
     if x.dtype is FP8:
-        prologue = (norm_weight, norm_eps, *add)
-        packed_arguments.check_quantized_input(op, x, input_scale, weights, prologue)
+        packed_arguments.check_quantized_input(op, x, input_scale, weights, (*norm[:2], *add))
         element = packed_arguments.element_dtype(x, out_dtype, (out, residual, *biases))
         x = packed_arguments.stand_in(x, element)
         k = x.shape[-1]
@@ -71,78 +65,109 @@ def apply(
             packed_arguments.check_input_scale(op, x, input_scale, weights)
     n, weights, scales = _parts(op, x, k, weights, biases, names)
     if torch.is_grad_enabled():
-        inputs = (x, *weights, *scales, *biases, norm_weight, branch, branch_norm_weight, residual)
+        inputs = (x, *weights, *scales, *biases, norm[0], *add[:2], residual)
         checks.inference_only(op, *inputs)
-    if not (norm_weight is norm_eps is None):
-        arguments.check_norm(op, "norm", norm_weight, norm_eps, x)
-    if not (branch is branch_norm_weight is branch_norm_eps is residual_out is None):
-        arguments.check_norm(op, "branch_norm", branch_norm_weight, branch_norm_eps, x)
-        branch, residual_out = arguments.branch_rows(op, branch, residual_out, x)
-    if gated:
+    prologue = _prologue(op, x, norm, add)
+    if epilogue.gated:
         n = n // 2
-    dtype, target = x.dtype, out
-    if out is not None or out_dtype is not None:
-        dtype = arguments.output_dtype(op, x, out_dtype, out)
-    if out is not None or residual is not None:
-        shape = (*x.shape[:-1], n)
-        if residual is not None:
-            residual = arguments.operand_rows(op, "residual", residual, x, shape)
-        if out is not None:
-            target = arguments.output_rows(op, "out", out, x, shape, dtype)
+    epilogue, dtype, target = _results(op, x, n, epilogue, out_dtype, out)
 
-    kind = ZERO_CENTERED_RMS_NORM if zero_centered else RMS_NORM
-    norm_eps = norm_eps or 0.0
-    branch_args = (branch, branch_norm_weight, branch_norm_eps or 0.0)
-    most = MAX_ROWS if scales[0] is None else _most_packed_rows(x, weights, scales)
-    few = 0 < x.numel() <= most * k and k <= MAX_COLUMNS
     rows = arguments.rows_of(given)
-    if few and given is not x:
-        rows = packed_products.dequantize_rows(rows.view(-1, k), input_scale, x.dtype)
     results: Sequence[torch.Tensor]
-    if few:
-        operands = (
-            rows,
-            *_three(weights),
-            *_three(scales),
-            *_three(biases),
-            norm_weight,
-            norm_eps,
-            NO_NORM if norm_weight is None else kind,
-            residual,
-            activation,
-            gated,
-            scale,
-            soft_cap,
-            weights_static,
-        )
-        if target is None and branch is None:
-            results = (ops.linear(*operands, dtype is torch.float32),)
-        else:
-            if target is None:
-                target = rows.new_empty((*rows.shape[:-1], n), dtype=dtype)
-            branch_kind = NO_NORM if branch_norm_weight is None else kind
-            ops.linear_out(target, residual_out, *branch_args, branch_kind, *operands)
-            results = (target,)
+    if _one_kernel(x, k, weights, scales):
+        if given is not x:
+            rows = packed_products.dequantize_rows(rows.view(-1, k), input_scale, x.dtype)
+        operands = (*_three(weights), *_three(scales), *_three(biases))
+        results = (_launch(rows, operands, prologue, epilogue, n, dtype, target, weights_static),)
     else:
-        prologue = (*branch_args, residual_out, norm_weight, norm_eps, kind)
-        epilogue = (residual, activation, gated, scale, soft_cap)
         results = many_rows.apply(
-            rows,
-            weights,
-            scales,
-            biases,
-            prologue,
-            epilogue,
-            dtype,
-            target,
-            x.dtype,
-            input_scale,
+            rows, weights, scales, biases, prologue, epilogue, dtype, target, x.dtype, input_scale
         )
     if out is not None:
         return (out,)
     if results[0].dim() == x.dim():
         return results
     return [result.view(*x.shape[:-1], result.shape[-1]) for result in results]
+
+
+def _prologue(
+    op: str,
+    x: torch.Tensor,
+    norm: tuple[Maybe, float | None, bool],
+    add: tuple[Maybe, Maybe, float | None, Maybe],
+) -> Prologue:
+    """``norm`` and ``add`` of ``apply``, checked; the branch and ``residual_out`` as rows."""
+    norm_weight, norm_eps, zero_centered = norm
+    branch, branch_norm_weight, branch_norm_eps, residual_out = add
+    if not (norm_weight is norm_eps is None):
+        arguments.check_norm(op, "norm", norm_weight, norm_eps, x)
+    if not (branch is branch_norm_weight is branch_norm_eps is residual_out is None):
+        arguments.check_norm(op, "branch_norm", branch_norm_weight, branch_norm_eps, x)
+        branch, residual_out = arguments.branch_rows(op, branch, residual_out, x)
+    return Prologue(
+        branch,
+        branch_norm_weight,
+        branch_norm_eps or 0.0,
+        residual_out,
+        norm_weight,
+        norm_eps or 0.0,
+        ZERO_CENTERED_RMS_NORM if zero_centered else RMS_NORM,
+    )
+
+
+def _results(
+    op: str,
+    x: torch.Tensor,
+    n: int,
+    epilogue: Epilogue,
+    out_dtype: torch.dtype | None,
+    out: Maybe,
+) -> tuple[Epilogue, torch.dtype, Maybe]:
+    """The epilogue with its residual as rows, the dtype of the result, and ``out`` as rows."""
+    dtype, target = x.dtype, out
+    if out is not None or out_dtype is not None:
+        dtype = arguments.output_dtype(op, x, out_dtype, out)
+    shape = (*x.shape[:-1], n)
+    if epilogue.residual is not None:
+        residual = arguments.operand_rows(op, "residual", epilogue.residual, x, shape)
+        epilogue = epilogue._replace(residual=residual)
+    if out is not None:
+        target = arguments.output_rows(op, "out", out, x, shape, dtype)
+    return epilogue, dtype, target
+
+
+def _launch(
+    rows: torch.Tensor,
+    operands: tuple[Maybe, ...],
+    prologue: Prologue,
+    epilogue: Epilogue,
+    n: int,
+    dtype: torch.dtype,
+    target: Maybe,
+    weights_static: bool,
+) -> torch.Tensor:
+    """``[..., N]`` from the kernel; ``operands``: three weights, their scales and biases."""
+    branch, branch_norm_weight, branch_norm_eps, residual_out, norm_weight, norm_eps, kind = (
+        prologue
+    )
+    norm_kind = NO_NORM if norm_weight is None else kind
+    inputs = (rows, *operands, norm_weight, norm_eps, norm_kind, *epilogue, weights_static)
+    if target is None and branch is None:
+        return ops.linear(*inputs, dtype is torch.float32)
+    if target is None:
+        target = rows.new_empty((*rows.shape[:-1], n), dtype=dtype)
+    branch_kind = NO_NORM if branch_norm_weight is None else kind
+    branch_arguments = (branch, branch_norm_weight, branch_norm_eps, branch_kind)
+    ops.linear_out(target, residual_out, *branch_arguments, *inputs)
+    return target
+
+
+def _one_kernel(
+    x: torch.Tensor, k: int, weights: Sequence[torch.Tensor], scales: Sequence[Maybe]
+) -> bool:
+    """Whether the rows of ``x`` are few and short enough for the kernel."""
+    most = MAX_ROWS if scales[0] is None else _most_packed_rows(x, weights, scales)
+    return 0 < x.numel() <= most * k and k <= MAX_COLUMNS
 
 
 def _most_packed_rows(
