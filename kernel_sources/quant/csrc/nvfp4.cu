@@ -3,6 +3,7 @@
 #include "common/fp8.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
+#include "for_element.h"
 #include "nvfp4.cuh"
 #include "quant.h"
 
@@ -156,26 +157,15 @@ cudaError_t launch_dequantize_as(NVFP4Args args, cudaStream_t stream) {
 
 cudaError_t launch_quantize_nvfp4(NVFP4Args args, cudaStream_t stream) {
   if (args.rows == 0 || args.columns == 0) return cudaSuccess;
-  switch (args.type) {
-    case ElementType::kBF16:
-      return launch_quantize_as<__nv_bfloat16>(args, stream);
-    case ElementType::kFP16:
-      return launch_quantize_as<__half>(args, stream);
-    default:
-      return launch_quantize_as<float>(args, stream);
-  }
+  return for_element(
+      args.type, [&](auto element) { return launch_quantize_as<decltype(element)>(args, stream); });
 }
 
 cudaError_t launch_dequantize_nvfp4(NVFP4Args args, cudaStream_t stream) {
   if (args.rows == 0 || args.columns == 0) return cudaSuccess;
-  switch (args.type) {
-    case ElementType::kBF16:
-      return launch_dequantize_as<__nv_bfloat16>(args, stream);
-    case ElementType::kFP16:
-      return launch_dequantize_as<__half>(args, stream);
-    default:
-      return launch_dequantize_as<float>(args, stream);
-  }
+  return for_element(args.type, [&](auto element) {
+    return launch_dequantize_as<decltype(element)>(args, stream);
+  });
 }
 
 }  // namespace flashrt

@@ -3,6 +3,7 @@
 #include "common/chunk.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
+#include "for_element.h"
 #include "nvfp4.cuh"
 #include "quant.h"
 
@@ -142,14 +143,9 @@ cudaError_t launch_untile_nvfp4(NVFP4Args args, cudaStream_t stream) {
 
 cudaError_t launch_dequantize_nvfp4_tiles(NVFP4Args args, cudaStream_t stream) {
   if (is_empty(args)) return cudaSuccess;
-  switch (args.type) {
-    case ElementType::kBF16:
-      return launch_dequantize_as<__nv_bfloat16>(args, stream);
-    case ElementType::kFP16:
-      return launch_dequantize_as<__half>(args, stream);
-    default:
-      return launch_dequantize_as<float>(args, stream);
-  }
+  return for_element(args.type, [&](auto element) {
+    return launch_dequantize_as<decltype(element)>(args, stream);
+  });
 }
 
 }  // namespace flashrt
