@@ -97,7 +97,7 @@ class Hub:
                 )
             )
         except errors as error:
-            raise FileNotFoundError(self._not_found(name, why or error)) from error
+            raise FileNotFoundError(self._not_found(name, why or error)) from None
 
     def _not_found(self, name: str, error: Exception) -> str:
         from huggingface_hub.constants import HF_HUB_OFFLINE

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from ..host import REAL_MODEL
 from .files import WHERE, Weights, check_config, choose, listing_of
 from .hub import Hub
 
@@ -72,20 +73,22 @@ def find(
         ValueError: a bare name, a file that is not GGUF, weights of another format, or a revision
             of a local folder.
     """
-    path = Path(name).expanduser()
+    text = str(name)
+    path = Path(text).expanduser()
     if path.exists() and hub.revision is not None:
         raise ValueError(f"{WHERE}: revision must be left out for files, got {hub.revision!r}")
     if path.is_file():
         return _of_file(path, gguf_file)
     folder = path
-    if not path.is_dir():
-        text = str(name)
+    if not path.is_dir() or not text:
         if isinstance(name, Path) or _looks_local(text):
-            raise FileNotFoundError(f"{WHERE}: folder must exist, got {text!r}")
+            raise FileNotFoundError(
+                f"{WHERE}: model must be a folder or GGUF file that exists, got {text!r}"
+            )
         if "/" not in text:
             raise ValueError(
-                f"{WHERE}: a Hub id must be organisation/name, got {text!r}; "
-                f"{_suggestion(text, hub)}"
+                f"{WHERE}: model must be a folder or GGUF file that exists, or a Hub id "
+                f"organisation/name, got {text!r}{_suggestion(text, hub)}"
             )
         folder = hub.fetch(text, gguf_file=gguf_file, remote_code=remote_code, approve=approve)
     listing = listing_of(folder)
@@ -111,7 +114,12 @@ def _looks_local(name: str) -> bool:
 
 
 def _suggestion(name: str, hub: Hub) -> str:
-    """Ids that a bare name may have meant: of the cache, then of the well-known organisations."""
+    """What a bare name may have meant: ids of the cache, then of the well-known organisations."""
+    if name == REAL_MODEL:
+        return (
+            ", which is a name of the command line alone; its folder is "
+            "flash_rt.flashrt_hf.real_model.folder()"
+        )
     cached = {i.rpartition("/")[2].lower(): i for i in _cached_ids(hub)}
     ids = [cached[n] for n in get_close_matches(name.lower(), cached, n=2, cutoff=0.8)]
     for prefix in sorted(ORGANISATIONS, key=len, reverse=True):
@@ -119,8 +127,7 @@ def _suggestion(name: str, hub: Hub) -> str:
             guess = f"{ORGANISATIONS[prefix]}/{name}"
             ids += [guess] if guess.lower() not in {i.lower() for i in ids} else []
             break
-    asked = f"did you mean {' or '.join(ids)}? A" if ids else "a"
-    return f"{asked} folder of that name is not here"
+    return f"; did you mean {' or '.join(ids)}?" if ids else ""
 
 
 def _cached_ids(hub: Hub) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def rewrite(folder: Path, **fields: Any) -> None:
 
 @pytest.mark.parametrize("name", ["/no/such", "./no", "../no/such", "~/no", "a/b/c", Path("no")])
 def test_a_missing_folder(name: Any) -> None:
-    with pytest.raises(FileNotFoundError, match=r"load_model: folder must exist, got '.*no|c'"):
+    rule = "load_model: model must be a folder or GGUF file that exists"
+    with pytest.raises(FileNotFoundError, match=re.escape(f"{rule}, got '{name}'")):
         load(name)
 
 
@@ -60,15 +62,28 @@ def test_a_file_that_is_not_gguf(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("Qwen3-8B", "did you mean Qwen/Qwen3-8B"),
-        ("llama-3.2-1b", "did you mean meta-llama/llama-3.2-1b"),
-        ("bert-base-uncased", "did you mean google-bert/bert-base-uncased"),
-        ("nonesuch", "a folder of that name is not here"),
+        ("Qwen3-8B", "; did you mean Qwen/Qwen3-8B?"),
+        ("llama-3.2-1b", "; did you mean meta-llama/llama-3.2-1b?"),
+        ("bert-base-uncased", "; did you mean google-bert/bert-base-uncased?"),
+        ("nonesuch", ""),
+        ("nonesuch.gguf", ""),
+        ("", ""),
+        (
+            "smollm2",
+            ", which is a name of the command line alone; its folder is "
+            "flash_rt.flashrt_hf.real_model.folder()",
+        ),
     ],
 )
-def test_a_bare_name_suggests_ids(name: str, hint: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"must be organisation/name, got '{name}'; {hint}"):
+def test_a_bare_name_says_what_was_looked_for_and_suggests(
+    name: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError) as caught:
         load(name, cache_dir=tmp_path)
+    assert str(caught.value) == (
+        "load_model: model must be a folder or GGUF file that exists, or a Hub id "
+        f"organisation/name, got '{name}'{hint}"
+    )
 
 
 def test_a_bare_name_suggests_what_the_cache_has(tmp_path: Path) -> None:

@@ -91,8 +91,11 @@ def test_offline_without_a_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_hub_that_does_not_answer(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(FileNotFoundError, match=r"and the Hub does not answer \(.*[Rr]efused"):
+    with pytest.raises(
+        FileNotFoundError, match=r"and the Hub does not answer \(.*[Rr]efused"
+    ) as caught:
         load(cache)
+    assert caught.value.__suppress_context__  # the trace ends where the name was looked up
 
 
 def test_models_and_revisions_that_are_not_there(hub: SmallHub, cache: Path) -> None:

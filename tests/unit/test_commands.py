@@ -67,7 +67,8 @@ def test_a_command_prints_one_line_for_an_unknown_model(monkeypatch, capsys):
         with pytest.raises(typer.Exit):
             call()
         last = capsys.readouterr().err.splitlines()[-1]
-        assert last == "flash-rt: load_model: folder must exist, got '/nowhere/at/all'"
+        rule = "model must be a folder or GGUF file that exists"
+        assert last == f"flash-rt: load_model: {rule}, got '/nowhere/at/all'"
 
 
 def test_a_model_that_generates_nothing(tmp_path, capsys):
