@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from . import kv_format
-from .binding import Binder, Overridden
+from .binding import Binder
 from .capture import CapturedForward
 from .decision import Bound, Decision
 from .discover import Candidate, Discovery
@@ -27,6 +27,7 @@ from .precision.packing import Packing, make_packing
 from .precision.quantising import MIN_COSINE, Quantising, read_quantising
 from .prove import Disproof
 from .quiet import proof_state
+from .refusals import check_host, check_kv_cache, check_weights
 from .region import Region
 from .rows import decide
 
@@ -145,8 +146,9 @@ def plan(
         TypeError: ``model`` is no ``nn.Module`` (nor holds one as ``.model``), or ``forward`` is
             not a method of it.
         ValueError: an argument outside its range, a pattern that matches no weight, or a precision
-            that the weights do not have; a model in training mode, on several devices, on meta,
-            with offload hooks, or attached already.
+            that the weights do not have; ``kv_cache`` for a model that the decode loop cannot run;
+            a model in training mode, on several devices, on meta, with offload hooks, or attached
+            already.
     """
     host = host_of(model)
     settings = read_settings(
@@ -209,52 +211,6 @@ def host_of(model: Any) -> nn.Module:
     raise TypeError(f"plan: model must be a torch.nn.Module, got {type(model).__name__}")
 
 
-def check_host(model: nn.Module) -> None:
-    """Refuse whole models that cannot be attached, before any work is done.
-
-    Raises:
-        ValueError: see ``plan``.
-    """
-    if model.training:
-        raise ValueError("attach: model must be in eval mode; call model.eval() first")
-    for name, module in model.named_modules():
-        if getattr(getattr(module, "_hf_hook", None), "offload", False):
-            raise ValueError(f"attach: module {name!r} has an offload hook; load it on one device")
-    devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
-    if "meta" in devices:
-        raise ValueError("attach: model has tensors on the meta device; load its weights first")
-    places = getattr(model, "hf_device_map", None) or {}
-    offloaded = sorted({str(p) for p in places.values()} & {"cpu", "disk"})
-    if offloaded and len(set(map(str, places.values()))) > 1:
-        raise ValueError(f"attach: model is offloaded to {offloaded}; load it on one device")
-    if len(devices) > 1:
-        raise ValueError(f"attach: model must be on one device, got {', '.join(devices)}")
-    for name, module in model.named_modules():
-        if isinstance(module, Overridden):
-            raise ValueError(
-                f"attach: module {name or type(module).__name__!r} is attached already; "
-                "call detach() on its plan first"
-            )
-
-
-def _check_weights(model: nn.Module, precision: Chosen) -> None:
-    """``"bf16"`` casts nothing, so most weights have to be bf16 already.
-
-    Raises:
-        ValueError: they are of another dtype.
-    """
-    elements: Counter[torch.dtype] = Counter()
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            elements[parameter.dtype] += parameter.numel()
-    found = elements.most_common(1)[0][0] if elements else torch.bfloat16
-    if precision == "bf16" and found is not torch.bfloat16:
-        raise ValueError(
-            f"plan: precision='bf16' must be given bf16 weights, got {found}; cast first with "
-            "model.to(torch.bfloat16), or leave precision at 'auto'"
-        )
-
-
 def make_plan(model: nn.Module, settings: Settings, device: torch.device | None = None) -> Plan:
     """Discover, prove and decide. Candidates that fail their numbers make way for narrower ones.
 
@@ -262,7 +218,7 @@ def make_plan(model: nn.Module, settings: Settings, device: torch.device | None 
         device: where the model is to run; None means where it is.
     """
     check_host(model)
-    _check_weights(model, settings.precision)
+    check_weights(model, settings.precision)
     dtype, home = place(model)
     device = home if device is None else device
     chosen = settings.precision
@@ -275,7 +231,7 @@ def make_plan(model: nn.Module, settings: Settings, device: torch.device | None 
         packing = None
         if settings.quantising is not None:
             packing = make_packing(model, candidates, chosen, settings.quantising, device)
-    return Plan(
+    made = Plan(
         settings=settings,
         decided=decided,
         candidates={c.region.path: c for c in candidates},
@@ -283,6 +239,8 @@ def make_plan(model: nn.Module, settings: Settings, device: torch.device | None 
         packing=packing,
         _model=weakref.ref(model),
     )
+    check_kv_cache(model, made)
+    return made
 
 
 def _proven(

@@ -16,7 +16,7 @@ from flash_rt.structures.precision.choice import checked as checked_precision
 from flash_rt.structures.precision.host_weights import KeepHost
 from flash_rt.structures.precision.quantising import MIN_COSINE, read_quantising
 
-from ..host import DTYPES, default_device, default_dtype
+from ..host import default_device, default_dtype
 from . import memory
 from .architecture import model_class, read_config
 from .files import WHERE, Weights, check_safetensors
@@ -24,6 +24,13 @@ from .handle import Handle
 from .hub import Hub
 from .loop_shelf import DEFAULT_LEN
 from .module_handle import ModuleHandle
+from .options import (
+    checked_device,
+    checked_dtype,
+    refuse_beside_module,
+    refuse_unattached,
+    shown,
+)
 from .preprocessing import load_processor, load_tokenizer
 from .progress import progress_bars
 from .prompts import token_ids
@@ -95,8 +102,9 @@ def load_model(
     Raises:
         FileNotFoundError: no such folder, file, model or revision, or no weights in it.
         ValueError: a name without an organisation, weights in another format than safetensors, a
-            corrupt file, an architecture that is not known, code that was not asked for, or an
-            argument out of its range.
+            corrupt file, an architecture that is not known, code that was not asked for, an
+            argument out of its range, or ``kv_cache`` or ``draft`` for a model that the decode
+            loop cannot run.
         MemoryError: weights, cache and workspace are more than the device has free; nothing has
             been loaded then.
         KernelUnavailable: no kernel family can be loaded on this device.
@@ -106,16 +114,17 @@ def load_model(
     )
     packs = read_quantising(checked_precision(precision), **quantising) is not None
     kv_format.checked(WHERE, kv_cache)
-    for asked, what in ((packs, f"precision={precision!r}"), (kv_cache, f"kv_cache={kv_cache!r}")):
-        if asked and not attach:
-            raise ValueError(f"{WHERE}: attach must be True with {what}, got False")
+    if isinstance(draft, str) and draft != "lookup":
+        raise ValueError(f'{WHERE}: draft must be "lookup" or a model, got {draft!r}')
+    if not attach:
+        refuse_unattached(precision=precision if packs else None, kv_cache=kv_cache, draft=draft)
     if max_len is not None and max_len < 2:
         raise ValueError(f"{WHERE}: max_len must be at least 2, got {max_len}")
-    place, kind = _device(device), _dtype(dtype)
+    place, kind = checked_device(device), checked_dtype(dtype)
     name = str(model)
     hub = Hub(revision, cache_dir, token, local_files_only)
     if isinstance(model, nn.Module):
-        _refuse_beside_module(hub, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
+        refuse_beside_module(hub, gguf_file=gguf_file, trust_remote_code=trust_remote_code)
         name = type(model).__name__
         if model.training:
             raise ValueError(
@@ -157,9 +166,18 @@ def load_model(
     )
     if attach:
         quantising["calibration"] = token_ids(calibration, tokenizer)
+        was_attached = handle.plan is not None
         with progress_bars(progress):
             structures.attach(
                 handle, precision=precision, kv_cache=kv_cache, device=place, **quantising
+            )
+        refusal = handle.loop_refusal if isinstance(handle, TextHandle) else None
+        if draft is not None and refusal is not None:
+            if not was_attached:
+                handle.detach()
+            raise ValueError(
+                f"{WHERE}: draft must be left out where the decode loop cannot run the model, got "
+                f"{shown(draft)}; {type(host).__name__}: {refusal}"
             )
     return handle
 
@@ -236,17 +254,6 @@ class _Request:
         memory.check(estimate, self.device, source.name)
 
 
-def _refuse_beside_module(hub: Hub, **options: Any) -> None:
-    """What says where to load from has no meaning for a module.
-
-    Raises:
-        ValueError: such an option, by name.
-    """
-    for name, value in {**vars(hub), **options}.items():
-        if value:
-            raise ValueError(f"{WHERE}: {name} must be left out for a module, got {value!r}")
-
-
 def _handle(
     host: nn.Module,
     *,
@@ -263,7 +270,7 @@ def _handle(
         for option, value in (("max_len", max_len), ("draft", draft), ("kv_cache", kv_cache)):
             if value is not None:
                 raise ValueError(
-                    f"{WHERE}: {option} is for models that generate text, got {value!r}"
+                    f"{WHERE}: {option} is for models that generate text, got {shown(value)}"
                 )
         return ModuleHandle(host, name=name, tokenizer=tokenizer, processor=processor)
     kind = VisionLanguageHandle if takes_images(host) else TextHandle
@@ -278,27 +285,3 @@ def takes_images(host: nn.Module) -> bool:
     """Whether a model that generates text has a vision part."""
     config = getattr(host, "config", None)
     return getattr(config, "vision_config", None) is not None
-
-
-def _device(device: torch.device | str | None) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        place = None
-    if place is None or place.type not in ("cpu", "cuda"):
-        raise ValueError(f"{WHERE}: device must be cpu, cuda or cuda:N, got {device!r}")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"{WHERE}: device must be one of the {torch.cuda.device_count()} GPUs that torch sees, "
-            f"or cpu, got {str(device)!r}"
-        )
-    return place
-
-
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in DTYPES.values():
-        raise ValueError(f"{WHERE}: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    return found

@@ -224,15 +224,20 @@ class TextHandle(Handle):
                 )
         return out.to(ids.device)
 
-    def _refusal(self, inputs: Mapping[str, Any], rows: int) -> str | None:
-        """Why the decode loop cannot run a request."""
+    @property
+    def loop_refusal(self) -> str | None:
+        """Why the decode loop cannot run any request; None where it can."""
         plan = self.plan
         if plan is None:
             return "nothing is attached"
         if plan.generation is None:
             return f"{type(self.model).__name__} has no generate"
-        if plan.generation.refusal is not None:
-            return plan.generation.refusal
+        return plan.generation.refusal
+
+    def _refusal(self, inputs: Mapping[str, Any], rows: int) -> str | None:
+        """Why the decode loop cannot run a request."""
+        if self.loop_refusal is not None:
+            return self.loop_refusal
         others = sorted(set(inputs) - {"input_ids", "attention_mask"})
         if others:
             return f"the loop does not read {', '.join(others)}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+import zoo
+from comparing import portrait
 from decoders import host, model, prompt
 from engines import alone, drain, engine_of, request, tokens
 from test_decode_loop import loop_of
@@ -140,3 +143,24 @@ def test_other_formats_are_errors(open_it: str) -> None:
     where = "attach" if open_it == "plan" else open_it
     with pytest.raises(ValueError, match=f"{where}: kv_cache must be \"fp8\" or None, got 'int8'"):
         getattr(structures, open_it)(model("llama"), kv_cache="int8", **sizes)
+
+
+@pytest.mark.parametrize("open_it", [structures.attach, structures.plan])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gpt2", "GPT2LMHeadModel: one token embedding is wanted, found ['wte', 'wpe']"),
+        ("qwen3_moe", "Qwen3MoeForCausalLM: 2 of 2 decoder layers are not bound:"),
+        ("vit", "ViTModel: one child with a list of layers is wanted"),
+        ("t5", "T5ForConditionalGeneration: one child with a list of layers is wanted"),
+    ],
+)
+def test_a_format_for_a_model_without_a_loop_is_an_error(
+    open_it: Any, name: str, reason: str
+) -> None:
+    animal = zoo.make(name)
+    before = portrait(animal)
+    rule = "attach: kv_cache must be None for a model that the decode loop cannot run, got 'fp8'; "
+    with pytest.raises(ValueError, match=re.escape(rule + reason)):
+        open_it(animal, kv_cache="fp8")
+    assert portrait(animal) == before

@@ -10,9 +10,11 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
+import zoo
 from safetensors.torch import load_file, save_file
 
 import flash_rt
+from flash_rt import structures
 from flash_rt.flashrt_hf.load import loading, memory
 
 
@@ -292,6 +294,15 @@ def test_a_packed_weight_counts_what_it_takes() -> None:
         ({"precision": "fp8", "attach": False}, "attach must be True with precision='fp8'"),
         ({"kv_cache": "int4"}, "kv_cache must be \"fp8\" or None, got 'int4'"),
         ({"kv_cache": "fp8", "attach": False}, "attach must be True with kv_cache='fp8'"),
+        ({"draft": "medusa"}, "draft must be \"lookup\" or a model, got 'medusa'"),
+        (
+            {"draft": "lookup", "attach": False},
+            "attach must be True with draft='lookup', got False",
+        ),
+        (
+            {"draft": torch.nn.Linear(4, 4), "attach": False},
+            "attach must be True with draft=a Linear, got False",
+        ),
         ({"max_len": 1}, "max_len must be at least 2, got 1"),
         ({"max_len": 257}, "max_len must be at most the 256 positions of .*, got 257"),
         ({"revision": "main"}, "revision must be left out for files, got 'main'"),
@@ -343,6 +354,16 @@ def test_options_of_files_beside_a_module(options: Any) -> None:
 def test_drafts_are_for_text() -> None:
     with pytest.raises(ValueError, match="draft is for models that generate text, got 'lookup'"):
         load(torch.nn.Linear(4, 4).eval(), draft="lookup")
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_drafts_are_for_the_loop(attached: bool) -> None:
+    model: Any = zoo.make("gpt2")
+    plan = structures.attach(model) if attached else None
+    rule = "draft must be left out where the decode loop cannot run the model, got 'lookup'; GPT2LM"
+    with pytest.raises(ValueError, match=f"load_model: {rule}.*: one token embedding is wanted"):
+        load(model, draft="lookup")
+    assert vars(model).get("_flashrt_plan") is plan
 
 
 def test_a_cache_is_for_text() -> None:
