@@ -34,6 +34,7 @@ from .worker import Worker, closed
 
 T = TypeVar("T")
 BODIES: list[type[BaseModel]] = [ChatRequest, CompletionRequest, EmbeddingRequest]
+SMALL_BODY_BYTES = 4096  # made ready for the model in less time than a thread takes to begin
 FAILURES = openapi.errors(400, 401, 404, 408, 413, 415, 429, 503, 504)
 
 
@@ -151,7 +152,8 @@ class Server:
         model = self.model
         if "chat" not in model.abilities:
             raise bad("The model does not chat", "model", "unsupported_endpoint")
-        plan = await asyncio.to_thread(chat.prepare, body, model, self.config, self._images)
+        quick = chat.quick(body) and await _is_small(request)
+        plan = await _call(chat.prepare, body, model, self.config, self._images, here=quick)
         work = self._text_work(plan.request, plan.inputs, body, request, arrived, asyncio.Queue())
         exchange = TextExchange(self.worker, [work], plan.answers, request, self.metrics)
         head = Head("chat.completion", "chat.completion.chunk", model.name, "chatcmpl")
@@ -163,7 +165,8 @@ class Server:
         model = self.model
         if model.engine is None:
             raise bad("The model writes no text", "model", "unsupported_endpoint")
-        parts = await asyncio.to_thread(completions.prepare, body, model, self.config)
+        quick = await _is_small(request)
+        parts = await _call(completions.prepare, body, model, self.config, here=quick)
         events: asyncio.Queue[Any] = asyncio.Queue()
         works = [self._text_work(r, None, body, request, arrived, events) for r, _ in parts]
         answers = [answer for _, several in parts for answer in several]
@@ -245,6 +248,15 @@ class Server:
             request=wanted,
             inputs=inputs,
         )
+
+
+async def _is_small(request: Request) -> bool:
+    return len(await request.body()) <= SMALL_BODY_BYTES
+
+
+async def _call(function: Callable[..., T], *args: Any, here: bool) -> T:
+    """``function(*args)``: ``here``, or in another thread while other requests go on."""
+    return function(*args) if here else await asyncio.to_thread(function, *args)
 
 
 Handler = Callable[[Request, Any], Any]

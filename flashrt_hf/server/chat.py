@@ -82,6 +82,12 @@ def prepare(body: ChatRequest, model: Served, config: ServerConfig, images: Imag
     return ChatPlan(request, inputs, answers)
 
 
+def quick(body: ChatRequest) -> bool:
+    """Whether ``prepare`` has no grammar to compile and no image to read."""
+    plain = all(isinstance(message.content, (str, type(None))) for message in body.messages)
+    return plain and not body.tools and body.response_format is None
+
+
 def _tools(body: ChatRequest, form: ToolFormat | None) -> list[Function]:
     if not body.tools:
         for name in ("tool_choice", "parallel_tool_calls"):

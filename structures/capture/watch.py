@@ -65,6 +65,11 @@ class Watch:
         """The one device of all parameters and buffers; None when there are none or several."""
         return self._device
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Parameters and buffers at the last look."""
+        return tuple(self._tensors)
+
     def bump(self) -> None:
         """Something has changed or may have: every graph recorded so far is stale."""
         self.generation += 1

@@ -35,8 +35,14 @@ class Answer:
         self.filled = 0  # positions of the prompt in the cache
         self.epoch = -1  # of what the cache held when it joined
         self.tokens: list[int] = []
+        self.unread = 0  # reports on their way, each of at least a token
         self.mask: TokenMask | None = None
         self.closed = False
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the device has been told to choose all that the limit allows."""
+        return len(self.tokens) + self.unread >= self.limit
 
     @property
     def cancelled(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..kv_format import FP8, KVCache
+from .staging import put
 
 NO_TOKEN = -1  # an end-of-sequence entry that no argmax returns
 EOS_SLOTS = 8
@@ -81,7 +82,7 @@ class StaticState:
         self.max_new.fill_(max_new)
         tested = eos if len(eos) <= EOS_SLOTS else ()
         padded = [*tested, *[NO_TOKEN] * (EOS_SLOTS - len(tested))]
-        self.eos.copy_(torch.tensor(padded, dtype=torch.int64, device="cpu"))
+        put(self.eos, padded)
 
     def generated(self, count: int, pad: int) -> torch.Tensor:
         """The first ``count`` new tokens of every row, ``[B, count]``, ``pad`` behind its last."""

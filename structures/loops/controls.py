@@ -11,6 +11,7 @@ import torch
 
 from .cache import EOS_SLOTS, NO_TOKEN
 from .sampling import Sampling
+from .staging import put
 
 BIAS_SLOTS = 512  # ids of a row's logit_bias; OpenAI's clients send up to 300
 FLOATS = (
@@ -85,18 +86,17 @@ class Controls:
         ``stops`` are what ``min_new_tokens`` forbids, at most ``EOS_SLOTS`` of them.
         """
         floats = [getattr(sampling, name) for name in FLOATS]
-        self.floats[:, row].copy_(_host(floats, torch.float32))
-        self.ints[:, row].copy_(_host([sampling.top_k, sampling.min_new_tokens], torch.int32))
+        put(self.floats[:, row], floats)
+        put(self.ints[:, row], [sampling.top_k, sampling.min_new_tokens])
         self.seed[row].fill_(seed)
         ends = [*stops, *[NO_TOKEN] * (EOS_SLOTS - len(stops))]
-        self.eos[row].copy_(_host(ends, torch.int64))
+        put(self.eos[row], ends)
         self.allowed[row].fill_(EVERY_TOKEN)
         self.bias_ids[row].fill_(NO_TOKEN)
         if sampling.logit_bias:
             count = len(sampling.logit_bias)
-            self.bias_ids[row, :count].copy_(_host([*sampling.logit_bias], torch.int64))
-            values = _host([*sampling.logit_bias.values()], torch.float32)
-            self.bias_values[row, :count].copy_(values)
+            put(self.bias_ids[row, :count], [*sampling.logit_bias])
+            put(self.bias_values[row, :count], [*sampling.logit_bias.values()])
         if sampling.penalised:
             length = prompt.new_full((1,), prompt.shape[0])
             self._sampling.record_prompt(self.occurrences[row : row + 1], prompt[None], length)
@@ -112,7 +112,7 @@ class Controls:
                 f"TokenMask.allowed: must return int32 [{target.numel()}], got {words.dtype} of "
                 f"shape {tuple(words.shape)}"
             )
-        target[: words.numel()].copy_(words)
+        put(target[: words.numel()], words)
         target[words.numel() :].zero_()
 
     def arguments(self, way: str) -> dict[str, torch.Tensor]:
@@ -132,7 +132,3 @@ class Controls:
     def memory_bytes(self) -> int:
         """Everything held."""
         return sum(t.numel() * t.element_size() for t in self.by_row())
-
-
-def _host(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device="cpu")

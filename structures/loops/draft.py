@@ -14,6 +14,7 @@ from .controls import DRAWN, GREEDY, way_of
 from .depth import WIDTHS, Depth
 from .request import Request
 from .session import Session
+from .staging import on_device
 from .step import Arena, Step
 
 _numbers = itertools.count()
@@ -47,7 +48,7 @@ class DraftModel:
 
     def catch_up(self, ids: list[int], start: int) -> None:
         """Keys and values of tokens that plain steps have added."""
-        found = torch.tensor(ids, dtype=torch.int64, device="cpu").to(self._device)
+        found = on_device(ids, torch.int64, self._device)
         self.session.prefill.chunk(0, found, start, last=False)
 
     def queue(self, count: int, way: str) -> bool:

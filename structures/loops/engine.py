@@ -120,8 +120,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued or running."""
-        return not (self._inbox or self._waiting or self._joining or self._live or self._outbox)
+        """Whether nothing is queued or running that somebody waits for."""
+        return not (self.waiting or self.running or self._outbox)
 
     @property
     def running(self) -> int:
@@ -281,15 +281,17 @@ class Engine:
                     session.controls.allow(row, answer.mask.allowed())
                 except MASK_ERRORS as error:
                     self._close(answer, "error", events, error=error)
-        rows = [(row, answer) for row, answer in enumerate(self._live) if answer is not None]
+        live = [(row, answer) for row, answer in enumerate(self._live) if answer is not None]
+        rows = [(row, answer) for row, answer in live if not answer.chosen]
         if not rows:
             return False
         assert session is not None and self._outbox is not None
         try:
             if self._verify(rows, events):
                 return False
-            session.advance(widest([answer.way for _, answer in rows]), len(self._live))
-            self._outbox.post(rows, slice(0, len(self._live)))
+            part = slice(0, rows[-1][0] + 1)
+            session.advance(widest([answer.way for _, answer in rows]), part.stop)
+            self._outbox.post(rows, part)
         except RuntimeError as error:
             self._give_up(error, events)
             return False
@@ -333,6 +335,8 @@ class Engine:
                 for token in news.tokens:
                     if not news.answer.closed:
                         self._emit(news, token, events)
+        if self._outbox is not None:
+            self._outbox.skip_closed()
 
     def _emit(self, news: News, token: int, events: list[TokenEvent]) -> None:
         answer = news.answer

@@ -12,6 +12,7 @@ import torch
 from .answer import Answer
 from .cache import EOS_SLOTS
 from .session import Session
+from .staging import on_device
 
 CHUNK = 512  # tokens of a prompt between two steps: what running answers wait at most
 
@@ -131,5 +132,4 @@ class Joining:
             self.session.prefixes.hold(self.row, held, prompt=len(held))
 
     def _ids(self, ids: Sequence[int]) -> torch.Tensor:
-        found = torch.tensor(ids, dtype=torch.int64, device="cpu")
-        return found.to(self.session.state.tokens.device)
+        return on_device(ids, torch.int64, self.session.state.tokens.device)

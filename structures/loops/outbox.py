@@ -44,11 +44,13 @@ class Outbox:
         if wanted:
             self._logprobs.run(part)
         self._reports.post(beside=wanted)
+        for _, answer in rows:
+            answer.unread += 1
         self._posted.append((rows, drafts or []))
 
     def take(self) -> list[News]:
         """Wait for the oldest report; what it says of answers that are still open."""
-        rows, drafts = self._posted.popleft()
+        rows, drafts = self._pop()
         self._reports.take()
         chosen = self._reports.chosen()
         count = self._reports.accepted() - 1 if drafts else 0
@@ -57,6 +59,18 @@ class Outbox:
             for row, answer in rows
             if not answer.closed
         ]
+
+    def skip_closed(self) -> None:
+        """Pass over the oldest reports that nobody wants, without waiting for the device."""
+        while self._posted and all(answer.closed for _, answer in self._posted[0][0]):
+            self._pop()
+            self._reports.skip()
+
+    def _pop(self) -> tuple[list[tuple[int, Answer]], list[int]]:
+        rows, drafts = self._posted.popleft()
+        for _, answer in rows:
+            answer.unread -= 1
+        return rows, drafts
 
     def clear(self) -> None:
         """Forget what was posted."""

@@ -55,6 +55,10 @@ class Reports:
             self._events[slot].synchronize()
         return self._views[slot][self._finished_at :].tobytes() == self._all_done
 
+    def skip(self) -> None:
+        """Pass over the oldest report not taken yet, which may still be on its way."""
+        self._taken += 1
+
     def ids(self, pad: int) -> torch.Tensor:
         """Tokens of the report taken last, int64 ``[B]``; ``pad`` where a row had finished before.
 

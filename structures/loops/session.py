@@ -19,6 +19,7 @@ from .prefill import Prefill
 from .prefix import Prefixes
 from .report import Reports
 from .request import Request
+from .staging import on_device
 from .step import Arena, BoundDecoder, Step
 from .verify import Verifier
 
@@ -218,8 +219,8 @@ class Session:
         logits = self.step.logits[row]
         if match.logits is None:
             self.prefixes.drop([row])
-            rest = torch.tensor(prompt[match.length :], dtype=torch.int64, device="cpu")
-            self.prefill.run(row, rest.to(self.state.tokens.device), match.length)
+            rest = on_device(prompt[match.length :], torch.int64, self.state.tokens.device)
+            self.prefill.run(row, rest, match.length)
             self.prefixes.hold(row, prompt, prompt=len(prompt), logits=logits.clone())
             return
         if match.source != row:

@@ -121,7 +121,7 @@ class Sessions:
 
     def _untracked(self) -> bool:
         """Whether a weight can change unseen: inference tensors count no writes."""
-        return any(p.is_inference() for p in self._model.parameters())
+        return any(t.is_inference() for t in self._watch.tensors)
 
     def _look_again(self) -> None:
         """Drop sessions whose addresses are stale; refuse a model that is another one now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -12,6 +13,8 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from serving_support import Running, fake, run_server, until
+
+from flash_rt.flashrt_hf.server import chat, completions
 
 ASK = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 5}
 LONG = ASK | {"max_tokens": 50_000, "stream": True}
@@ -182,6 +185,42 @@ def test_a_full_queue_says_when_to_come_back():
         waiting.join()
         assert len(engine.started) == 2
     assert engine.idle
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "here"),
+    [
+        ("completions", {"prompt": [1, 2, 3]}, True),
+        ("completions", {"prompt": "word " * 1000}, False),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, True),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi " * 2000}]}, False),
+        (
+            "chat/completions",
+            {
+                "messages": [{"role": "user", "content": "hi"}],
+                "response_format": {"type": "json_object"},
+            },
+            False,
+        ),
+    ],
+)
+def test_what_takes_time_to_prepare_leaves_the_loop_to_others(monkeypatch, path, fields, here):
+    form = chat if path.startswith("chat") else completions
+    in_loop, prepare = [], form.prepare
+
+    def noting(*args):
+        try:
+            asyncio.get_running_loop()
+            in_loop.append(True)
+        except RuntimeError:
+            in_loop.append(False)
+        return prepare(*args)
+
+    monkeypatch.setattr(form, "prepare", noting)
+    with run_server(fake(FakeEngine())) as running:
+        body = {"model": "tiny", "max_tokens": 2} | fields
+        assert post(running, body, f"/v1/{path}").status_code == 200
+    assert in_loop == [here]
 
 
 def test_clients_take_turns_by_key_and_user():

@@ -1,0 +1,105 @@
+"""The slot engine asks the device for no more than what somebody reads, and waits for no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_decode_loop_dtypes import DEVICES, place
+from test_engine import alone, drain, engine_of, request, tokens
+
+from flash_rt.structures.loops.report import Reports
+from flash_rt.structures.loops.session import Session
+from flash_rt.structures.loops.staging import on_device, put
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every step that the engine has queued."""
+    rows: list[int] = []
+    advance = Session.advance
+
+    def counting(self: Session, name: str, count: int) -> None:
+        rows.append(count)
+        advance(self, name, count)
+
+    monkeypatch.setattr(Session, "advance", counting)
+    return rows
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_no_step_is_queued_behind_the_last_token(steps: list[int], limit: int) -> None:
+    item = request(5, max_new_tokens=limit)
+    wanted = alone("llama", [item])
+    with engine_of("llama", slots=4) as engine:
+        handle = engine.submit(item)
+        found = drain(engine)
+    assert tokens(found[handle, 0]) == wanted[0]
+    assert steps == [1] * (limit - 1)  # the first token is the prompt's
+
+
+def test_rows_behind_the_last_that_goes_on_are_left_out(steps: list[int]) -> None:
+    items = [request(5, max_new_tokens=6), request(9, 1, max_new_tokens=3)]
+    wanted = alone("qwen3", items)
+    with engine_of("qwen3", slots=4) as engine:
+        handles = [engine.submit(item) for item in items]
+        found = drain(engine)
+    assert [tokens(found[handle, 0]) for handle in handles] == wanted
+    # The second joins a step later; its third token is chosen by the third step.
+    assert steps == [1, 2, 2, 1, 1]
+
+
+def test_who_goes_on_behind_one_that_has_ended_keeps_its_own_tokens(steps: list[int]) -> None:
+    items = [request(5, max_new_tokens=3), request(9, 1, max_new_tokens=8)]
+    wanted = alone("qwen3", items)
+    with engine_of("qwen3", slots=4) as engine:
+        handles = [engine.submit(item) for item in items]
+        found = drain(engine)
+    assert [tokens(found[handle, 0]) for handle in handles] == wanted
+    assert steps[-3:] == [1, 1, 1]  # it has moved into the first row
+
+
+def test_a_step_that_nobody_reads_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Reports] = []
+    take = Reports.take
+
+    def counting(self: Reports) -> bool:
+        taken.append(self)
+        return take(self)
+
+    free = alone("llama", [request(6, max_new_tokens=30)])[0]
+    count = free.index(free[4]) + 1
+    after = request(11, max_new_tokens=9)
+    wanted = alone("llama", [after])[0]
+    monkeypatch.setattr(Reports, "take", counting)
+    with engine_of("llama") as engine:
+        stopping = engine.submit(request(6, max_new_tokens=30, stop_token_ids=(free[4],)))
+        ended: list[Any] = []
+        while not any(event.finish_reason for event in ended):
+            assert not engine.idle
+            ended += engine.step()
+        assert engine.idle  # the step behind the end may still run
+        assert tokens(ended) == free[:count]
+        assert len(taken) == count
+        handle = engine.submit(after)
+        found = drain(engine)
+    assert stopping.done
+    assert tokens(found[handle, 0]) == wanted
+    assert len(taken) == count + 9
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_staged_values_are_those_at_the_call(device: str) -> None:
+    target = torch.zeros(3, 4, device=place(device))
+    put(target[:, 1], [1.0, 2.5, -3.0])
+    words = torch.tensor([7, 8, 9], dtype=torch.int32)
+    integers = torch.zeros(3, dtype=torch.int32, device=target.device)
+    put(integers, words)
+    words.zero_()
+    assert target[:, 1].tolist() == [1.0, 2.5, -3.0]
+    assert target[:, [0, 2, 3]].count_nonzero() == 0
+    assert integers.tolist() == [7, 8, 9]
+    ids = on_device([5, 2**40], torch.int64, target.device)
+    assert (ids.tolist(), ids.device, ids.dtype) == ([5, 2**40], target.device, torch.int64)
+    assert on_device((), torch.int64, target.device).shape == (0,)
