@@ -7,18 +7,10 @@ import torch
 from . import reference
 from ._common import checks
 from ._common.activations import activation_number
-from ._ops import add_op_namespace_prefix, ops
+from ._common.operators import define
+from ._ops import ops
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-_LIB = torch.library.Library(add_op_namespace_prefix("").rstrip(":"), "DEF")
-
-
-def _define(schema, implementation, fake):
-    name = schema.partition("(")[0]
-    _LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIB.impl(name, implementation, "CPU")
-    torch.library.register_fake(add_op_namespace_prefix(name), fake, lib=_LIB)
 
 
 def _activate_out(x, activation, out):
@@ -41,37 +33,28 @@ def _half(x, *arguments):
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-def _nothing(*arguments):
-    return None
-
-
-_define("activate(Tensor x, int activation) -> Tensor", reference.activate, _like_first)
-_define("activate_out(Tensor x, int activation, Tensor(a!) out) -> ()", _activate_out, _nothing)
-_define("gated(Tensor gate, Tensor up, int activation) -> Tensor", reference.gated, _like_first)
-_define(
-    "gated_out(Tensor gate, Tensor up, int activation, Tensor(a!) out) -> ()", _gated_out, _nothing
-)
-_define(
+define("activate(Tensor x, int activation) -> Tensor", reference.activate, _like_first)
+define("activate_out(Tensor x, int activation, Tensor(a!) out) -> ()", _activate_out)
+define("gated(Tensor gate, Tensor up, int activation) -> Tensor", reference.gated, _like_first)
+define("gated_out(Tensor gate, Tensor up, int activation, Tensor(a!) out) -> ()", _gated_out)
+define(
     "gated_packed(Tensor x, int activation, bool gate_first) -> Tensor",
     reference.gated_packed,
     _half,
 )
-_define(
+define(
     "gated_packed_out(Tensor x, int activation, bool gate_first, Tensor(a!) out) -> ()",
     _gated_packed_out,
-    _nothing,
 )
 _FP8_OUTPUTS = "Tensor? static_scale, Tensor(a!) out, Tensor(b!)? scale_out) -> ()"
-_define(f"activate_fp8(Tensor x, int activation, {_FP8_OUTPUTS}", reference.activate_fp8, _nothing)
-_define(
+define(f"activate_fp8(Tensor x, int activation, {_FP8_OUTPUTS}", reference.activate_fp8)
+define(
     f"gated_fp8(Tensor gate, Tensor up, int activation, {_FP8_OUTPUTS}",
     reference.gated_fp8,
-    _nothing,
 )
-_define(
+define(
     f"gated_packed_fp8(Tensor x, int activation, bool gate_first, {_FP8_OUTPUTS}",
     reference.gated_packed_fp8,
-    _nothing,
 )
 
 

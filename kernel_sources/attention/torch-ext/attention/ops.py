@@ -6,7 +6,8 @@ import torch
 
 from . import arguments, reference
 from ._common import checks
-from ._ops import add_op_namespace_prefix, ops
+from ._common.operators import define
+from ._ops import ops
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)  # of the fused kernel; others take a slower path
 MAX_ROWS = 8  # B * T of attend
@@ -28,16 +29,8 @@ _SCHEMAS = (
 )
 
 
-def _nothing(*arguments):
-    return None
-
-
-_LIB = torch.library.Library(add_op_namespace_prefix("").rstrip(":"), "DEF")
 for _schema in _SCHEMAS:
-    _name = _schema.partition("(")[0]
-    _LIB.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIB.impl(_name, getattr(reference, _name), "CPU")
-    torch.library.register_fake(add_op_namespace_prefix(_name), _nothing, lib=_LIB)
+    define(_schema, getattr(reference, _schema.partition("(")[0]))
 
 
 def attend(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from . import reference
-from ._ops import add_op_namespace_prefix, ops
+from ._common.operators import define
+from ._ops import ops
 from .packed import row_count
 
 __all__ = ["ops"]
@@ -22,21 +23,7 @@ _INPUTS = (
 )
 _BRANCH = "Tensor? branch, Tensor? branch_norm_weight, float branch_norm_eps, int branch_norm_kind"
 
-_LIB = torch.library.Library(add_op_namespace_prefix("").removesuffix("::"), "DEF")
-_LIB.define(f"linear({_INPUTS}, bool fp32_out) -> Tensor")
-_LIB.define(f"linear_out(Tensor(a!) out, Tensor(b!)? residual_out, {_BRANCH}, {_INPUTS}) -> ()")
-_LIB.define("embedding(Tensor ids, Tensor table, float scale, bool weights_static) -> Tensor")
-_LIB.define(
-    "embedding_out(Tensor(a!) out, Tensor ids, Tensor table, Tensor? table_scale, float scale, "
-    "bool weights_static) -> ()"
-)
-_LIB.impl("linear", reference.linear, "CPU")
-_LIB.impl("linear_out", reference.linear_out, "CPU")
-_LIB.impl("embedding", reference.embedding, "CPU")
-_LIB.impl("embedding_out", reference.embedding_out, "CPU")
 
-
-@torch.library.register_fake(add_op_namespace_prefix("linear"), lib=_LIB)
 def _linear_fake(  # the schema's arguments
     x: torch.Tensor,
     w0: torch.Tensor,
@@ -66,18 +53,24 @@ def _linear_fake(  # the schema's arguments
     return x.new_empty((*x.shape[:-1], columns), dtype=torch.float32 if fp32_out else x.dtype)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("linear_out"), lib=_LIB)
-def _linear_out_fake(*arguments: object) -> None:
-    return None
-
-
-@torch.library.register_fake(add_op_namespace_prefix("embedding"), lib=_LIB)
 def _embedding_fake(
     ids: torch.Tensor, table: torch.Tensor, scale: float, weights_static: bool
 ) -> torch.Tensor:
     return table.new_empty((*ids.shape, table.shape[1]))
 
 
-@torch.library.register_fake(add_op_namespace_prefix("embedding_out"), lib=_LIB)
-def _embedding_out_fake(*arguments: object) -> None:
-    return None
+define(f"linear({_INPUTS}, bool fp32_out) -> Tensor", reference.linear, _linear_fake)
+define(
+    f"linear_out(Tensor(a!) out, Tensor(b!)? residual_out, {_BRANCH}, {_INPUTS}) -> ()",
+    reference.linear_out,
+)
+define(
+    "embedding(Tensor ids, Tensor table, float scale, bool weights_static) -> Tensor",
+    reference.embedding,
+    _embedding_fake,
+)
+define(
+    "embedding_out(Tensor(a!) out, Tensor ids, Tensor table, Tensor? table_scale, float scale, "
+    "bool weights_static) -> ()",
+    reference.embedding_out,
+)

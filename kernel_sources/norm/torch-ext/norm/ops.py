@@ -6,7 +6,8 @@ import torch
 
 from . import reference
 from ._common import checks
-from ._ops import add_op_namespace_prefix, ops
+from ._common.operators import define, returns_nothing
+from ._ops import ops
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -43,20 +44,11 @@ def _like_first_twice(x, *arguments):
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-def _nothing(*arguments):
-    return None
-
-
 _FAKES = {"rms_norm": _like_first, "add_rms_norm": _like_first_twice, "layer_norm": _like_first}
 
-_LIB = torch.library.Library(add_op_namespace_prefix("").rstrip(":"), "DEF")
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
-    _LIB.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIB.impl(_name, getattr(reference, _name), "CPU")
-    torch.library.register_fake(
-        add_op_namespace_prefix(_name), _FAKES.get(_name, _nothing), lib=_LIB
-    )
+    define(_schema, getattr(reference, _name), _FAKES.get(_name, returns_nothing))
 
 
 def rms_norm(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from . import reference
-from ._ops import add_op_namespace_prefix, ops
+from ._common.operators import define
+from ._ops import ops
 
 _SCHEMAS = (
     "quantize_rows(Tensor x, Tensor? static_scale, Tensor(a!) out, Tensor(b!)? scale_out) -> ()",
@@ -22,13 +21,5 @@ _SCHEMAS = (
 __all__ = ["ops"]
 
 
-def _nothing(*arguments):
-    return None
-
-
-_LIB = torch.library.Library(add_op_namespace_prefix("").rstrip(":"), "DEF")
 for _schema in _SCHEMAS:
-    _name = _schema.partition("(")[0]
-    _LIB.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIB.impl(_name, getattr(reference, _name), "CPU")
-    torch.library.register_fake(add_op_namespace_prefix(_name), _nothing, lib=_LIB)
+    define(_schema, getattr(reference, _schema.partition("(")[0]))
