@@ -3,57 +3,68 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+
+import torch
 
 from .answer import Answer
-from .depth import Depth
+from .depth import MOST, Yields
+from .lookup import Watch
 from .session import Session
-from .speculate import LookupDrafter
-from .verify import MOST
 
 
 class Alone:
-    """Feeds one answer's tokens to its drafter, and tells it what steps take."""
+    """Decides the steps of one answer and queues those that verify drafts.
+
+    ``plan`` comes before every step of the answer, ``took`` with every report of its tokens.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._depth = Depth()
+        self._yields = Yields()
         self._answer: Answer | None = None
-        self._drafter: LookupDrafter | None = None
-        self._fed = 0
-        self._drafted = 0
+        self._watch: Watch | None = None
         self._since: float | None = None
+        self._timed: deque[bool] = deque()  # of steps on their way
 
-    def drafts(self, answer: Answer, max_len: int) -> list[int]:
-        """Tokens worth verifying behind those that the host has seen."""
-        if answer.mask is not None or answer.sampling.logprobs or not answer.tokens:
-            return []
-        if answer is not self._answer or self._drafter is None:
+    def plan(self, answer: Answer, max_len: int, in_flight: list[int]) -> int:
+        """Drafts to verify in the next step, 0 for a plain one.
+
+        ``in_flight`` are the drafts of steps whose reports have not come.
+        """
+        if answer.mask is not None or answer.sampling.logprobs:
+            return 0
+        if answer is not self._answer or self._watch is None:
             self._answer, self._since = answer, None
-            self._drafter = LookupDrafter([*answer.prompt, *answer.tokens], self._depth)
-            self._fed = len(answer.tokens)
-        for token in answer.tokens[self._fed :]:
-            self._drafter.took([token], 0, None)
-        self._fed = len(answer.tokens)
+            self._watch = Watch([*answer.prompt, *answer.tokens], self._yields)
+            self._timed = deque([False] * len(in_flight))
+            prompt = torch.tensor(answer.prompt, dtype=torch.int64, device="cpu")
+            self._session.repeats.begin(prompt)
         done = len(answer.tokens)
-        room = min(answer.limit - done - 1, max_len - len(answer.prompt) - done - MOST)
-        return self._drafter.draft(room) if room > 0 else []
+        most = done + sum(drafted + 1 for drafted in in_flight)
+        left = answer.limit - done - len(in_flight)
+        room = min(left - 1, max_len - len(answer.prompt) - most - MOST)
+        if not in_flight:
+            self._since = time.perf_counter()
+        count = self._watch.choose(max(room, 0), in_flight=len(in_flight))
+        known = self._session.is_recorded((answer.way, 1))
+        if count:
+            known = self._session.repeats.queue(count, answer.way)
+        if not known:  # recording takes its time while the step before runs
+            self._timed = deque([False] * len(self._timed))
+        self._timed.append(known)
+        return count
 
-    def verify(self, answer: Answer, drafts: list[int]) -> None:
-        """Queue the verification of ``drafts``."""
-        known = self._session.verifier.recorded(len(drafts), answer.way)
-        self._drafted, self._since = len(drafts), time.perf_counter() if known else None
-        self._session.verifier.run(drafts, answer.way)
-
-    def took(self, answer: Answer, tokens: list[int]) -> None:
-        """A report of ``tokens`` has come."""
+    def took(self, answer: Answer, tokens: list[int], drafted: int) -> None:
+        """A report of ``tokens`` has come, of a step with so many drafts."""
         now, before = time.perf_counter(), self._since
         self._since = now
-        drafted, self._drafted = self._drafted, 0
-        if answer is self._answer and self._drafter is not None:
-            seconds = None if before is None else now - before
-            self._drafter.took(tokens, drafted, seconds)
-            self._fed += len(tokens)
+        if answer is self._answer and self._watch is not None:
+            timed = bool(self._timed) and self._timed.popleft() and before is not None
+            seconds = now - before if timed and before is not None else None
+            self._watch.took(tokens, drafted, seconds)
 
     def interrupt(self) -> None:
         """Others run too: times say nothing of a step alone."""
-        self._answer, self._since, self._drafted = None, None, 0
+        self._answer, self._watch, self._since = None, None, None
+        self._timed.clear()

@@ -18,7 +18,7 @@ from ..kv_format import KVCache
 from ..plan import Plan, host_of
 from .controls import way_of
 from .decoder import read_decoder
-from .depth import Depth
+from .depth import Depth, Yields
 from .draft import DraftModel, FromModel
 from .options import StopStrings, read_options, read_stops
 from .request import WHERE, Request, integer, read_request
@@ -26,7 +26,7 @@ from .run import StepLogprobs, Streamer, run_steps
 from .sampling import Sampling
 from .session import Session
 from .sessions import Sessions, decoder_device, plain_tensors, token_table
-from .speculate import Counts, FromLookup, LookupDrafter, run_speculative
+from .speculate import Counts, FromLookup, run_speculative
 from .step import BoundDecoder
 
 MAX_BATCH = MAX_FUSED_ROWS  # a decode step has one row for each of a request
@@ -147,7 +147,7 @@ class DecodeLoop:
         self.draft_sessions: Sessions | None = None
         self._draft_model: DraftModel | None = None
         self.speculation = Counts()
-        self._depth = Depth()
+        self._depth, self._yields = Depth(), Yields()
         self._model, self._sessions = model, sessions
 
     def generate(
@@ -319,11 +319,10 @@ class DecodeLoop:
     ) -> torch.Tensor:
         way = way_of(request.sampling)
         if self.draft_sessions is None:
-            lookup = LookupDrafter(next(request.rows()).tolist(), self._depth)
             return run_speculative(
                 session,
                 request,
-                FromLookup(session, way, lookup),
+                FromLookup(session, way, next(request.rows()), self._yields),
                 streamer,
                 observe=stops,
                 counts=self.speculation,

@@ -80,6 +80,8 @@ class DraftModel:
 class FromModel:
     """A ``Drafter`` of one request."""
 
+    waits = True  # it reads the tokens of plain steps from the host
+
     def __init__(self, model: DraftModel, request: Request, depth: Depth) -> None:
         self._model, self._depth = model, depth
         self._way = way_of(request.sampling)
@@ -88,11 +90,10 @@ class FromModel:
         self._pause, self._waited = FIRST_PAUSE, 0
         model.begin(request)
 
-    def plan(self, room: int) -> int:
+    def plan(self, room: int, in_flight: int) -> int:
         """See ``speculate.Drafter``."""
-        count = self._depth.choose(0, room)
+        count = self._depth.choose(room)
         if count == 0 and room > 0 and self._waited >= self._pause:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return WIDTHS[0] - 1
         return count
 
@@ -101,6 +102,8 @@ class FromModel:
         missing = self._ids[self._stored : -1]
         if missing:
             self._model.catch_up(missing, self._stored)
+        if self._waited >= self._pause:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._waited = 0
         return self._model.queue(count, self._way)
 
@@ -109,7 +112,7 @@ class FromModel:
         self._ids += tokens
         if drafted:
             self._stored = len(self._ids) - 1
-            self._depth.saw_verified(0, drafted, len(tokens) - 1)
+            self._depth.saw_verified(drafted, len(tokens) - 1)
         else:
             self._waited += 1
         if seconds is not None:

@@ -116,7 +116,7 @@ class Engine:
         with self._stepping, plain_tensors(self._device):
             self._open_session([])
             assert self._session is not None
-            self._session.warm_up()
+            self._session.warm_up(repeats=self.draft is not None)
 
     @property
     def idle(self) -> bool:
@@ -287,8 +287,8 @@ class Engine:
             return False
         assert session is not None and self._outbox is not None
         try:
-            if self._verify(rows, events):
-                return False
+            if self._verify(rows):
+                return True
             part = slice(0, rows[-1][0] + 1)
             session.advance(widest([answer.way for _, answer in rows]), part.stop)
             self._outbox.post(rows, part)
@@ -297,22 +297,18 @@ class Engine:
             return False
         return True
 
-    def _verify(self, rows: list[tuple[int, Answer]], events: list[TokenEvent]) -> bool:
+    def _verify(self, rows: list[tuple[int, Answer]]) -> bool:
         """Several tokens at once for an answer that is alone, where drafts of it pay."""
-        alone, outbox, answer = self._alone, self._outbox, rows[0][1]
+        alone, outbox = self._alone, self._outbox
         if alone is None or outbox is None:
             return False
         if len(self._live) > 1 or self._joining or self._waiting:
             alone.interrupt()
             return False
-        if not alone.drafts(answer, self.max_len):
-            return False
-        self._collect(events, keep=0)  # drafts go on from the last token
-        drafts = [] if answer.closed else alone.drafts(answer, self.max_len)
-        if drafts:
-            alone.verify(answer, drafts)
-            outbox.post(rows, slice(0, 1), drafts)
-        return bool(drafts) or answer.closed
+        drafted = alone.plan(rows[0][1], self.max_len, outbox.drafted)
+        if drafted:
+            outbox.post(rows, slice(0, 1), drafted)
+        return drafted > 0
 
     def _give_up(self, error: RuntimeError, events: list[TokenEvent]) -> None:
         """End all that runs; the next request gets another session."""
@@ -331,7 +327,7 @@ class Engine:
         while self._outbox is not None and len(self._outbox) > keep:
             for news in self._outbox.take():
                 if self._alone is not None:
-                    self._alone.took(news.answer, news.tokens)
+                    self._alone.took(news.answer, news.tokens, news.drafted)
                 for token in news.tokens:
                     if not news.answer.closed:
                         self._emit(news, token, events)
@@ -367,8 +363,9 @@ class Engine:
         moved = RuntimeError("the model's weights were moved or replaced while it generated")
         if self._session is not None:
             self._give_up(moved, events)
-        self._session, self._outbox = session, Outbox(session, self.slots)
-        self._alone = Alone(session) if self.draft is not None else None
+        drafts = self.draft is not None
+        self._session, self._outbox = session, Outbox(session, self.slots, drafts=drafts)
+        self._alone = Alone(session) if drafts else None
 
 
 def decode_engine(

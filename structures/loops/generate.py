@@ -27,14 +27,14 @@ from .cache import EOS_SLOTS
 from .controls import way_of
 from .decode import MAX_BATCH
 from .decoder import DecoderSpec, read_decoder
-from .depth import Depth
+from .depth import Yields
 from .processors import ignores_padding, read_processors
 from .request import Request, draw_seed, padded_on_the_left
 from .run import run_steps
 from .sampling import Sampling
 from .session import Session
 from .sessions import LoopRefused, Sessions, plain_tensors, token_table
-from .speculate import FromLookup, LookupDrafter, run_speculative
+from .speculate import FromLookup, run_speculative
 
 CACHES = ("past_key_values", "cache")
 READ = (
@@ -67,7 +67,7 @@ class GenerateDoor:
     between: int = 0
     hosted: Counter[str] = field(default_factory=Counter)
     sessions: Sessions | None = None
-    depth: Depth = field(default_factory=Depth)
+    yields: Yields = field(default_factory=Yields)
 
     def lines(self) -> list[str]:
         """For explain."""
@@ -102,8 +102,8 @@ class _Call:
     draws: bool
     watched: bool
 
-    def run(self, session: Session, streamer: Any, depth: Depth) -> torch.Tensor:
-        """All new tokens, int64 ``[B, new]``; ``depth`` says how many drafts pay."""
+    def run(self, session: Session, streamer: Any, yields: Yields) -> torch.Tensor:
+        """All new tokens, int64 ``[B, new]``; ``yields`` says how many drafts pay."""
         if not self.whole_steps:
             return run_between(
                 session,
@@ -116,8 +116,8 @@ class _Call:
         observe = _Criteria(self.request, self.criteria) if self.watched else None
         if not self.request.drafts:
             return run_steps(session, self.request, streamer, observe=observe)
-        lookup = LookupDrafter(next(self.request.rows()).tolist(), depth)
-        drafter = FromLookup(session, way_of(self.request.sampling), lookup)
+        way, prompt = way_of(self.request.sampling), next(self.request.rows())
+        drafter = FromLookup(session, way, prompt, yields)
         return run_speculative(session, self.request, drafter, streamer, observe=observe)
 
 
@@ -232,7 +232,7 @@ def current_sample(
             plain_tensors(input_ids.device),
             door.sessions.use(call.request.batch, length) as session,
         ):
-            new = call.run(session, streamer, door.depth)
+            new = call.run(session, streamer, door.yields)
     except (LoopRefused, NotThisForm) as reason:
         raise HostOnly(str(reason)) from None
     except BaseException:

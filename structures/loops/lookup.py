@@ -1,13 +1,14 @@
-"""Drafts without a model: what followed the last tokens the last time they occurred.
-
-Source: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding.
-"""
+"""What the host knows of the copy that a sequence seems to be, and what verifying it may bring."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-NGRAMS = (4, 3, 2)
+from .depth import MOST, WIDTHS, Yields
+
+NGRAMS = (4, 3, 2, 1)
 
 
 class Lookup:
@@ -25,10 +26,10 @@ class Lookup:
         for token in ids:
             self.add(token)
 
-    def add(self, token: int) -> bool | None:
-        """The sequence goes on; whether that was predicted, None where nothing was."""
+    def add(self, token: int) -> None:
+        """The sequence goes on."""
         ids, at = self._ids, self._next
-        hit = None if at is None else ids[at] == token
+        hit = at is not None and ids[at] == token
         ids.append(token)
         if at is not None and hit:
             self._next, self.strength = at + 1, self.strength + 1
@@ -36,7 +37,6 @@ class Lookup:
             self._find()
         for size, seen in zip(NGRAMS, self._seen, strict=True):
             seen[tuple(ids[-size:])] = len(ids)
-        return hit
 
     def _find(self) -> None:
         self._next, self.strength = None, 0
@@ -56,3 +56,66 @@ class Lookup:
             at = self._next + offset
             drafts.append(self._ids[at] if at < len(self._ids) else drafts[offset - distance])
         return drafts
+
+
+@dataclass
+class _Trial:
+    """What drafts of a step would have brought, whether it had any or not."""
+
+    strength: int
+    wide: bool
+    drafts: list[int]
+    right: int = 0
+
+    def goes_on(self, token: int) -> bool:
+        if self.right == len(self.drafts) or self.drafts[self.right] != token:
+            return False
+        self.right += 1
+        return self.right < len(self.drafts)
+
+
+class Watch:
+    """Decides whether a step is a verification while the step in front of it still runs.
+
+    Call ``choose`` for every step and ``took`` for every report, in the order of the steps. Every
+    step teaches: what it brought is compared with what its drafts would have been.
+    """
+
+    def __init__(self, ids: Iterable[int], yields: Yields) -> None:
+        self._lookup, self._yields = Lookup(ids), yields
+        self._wide = False  # the step decided last
+        self._decided: deque[tuple[int, bool]] = deque()  # of steps whose start is not known
+        self._trials: list[_Trial] = []
+
+    def choose(self, room: int, *, in_flight: int) -> int:
+        """Drafts for the next step, at most ``room``; ``in_flight`` steps are not taken yet."""
+        strength, wide = self._lookup.strength, self._wide and in_flight > 0
+        count = self._yields.choose(strength, room, wide=wide)
+        self._wide = count > 0
+        self._decided.append((strength, wide))
+        if in_flight == 0:
+            self._begin()
+        return count
+
+    def took(self, tokens: list[int], drafted: int, seconds: float | None) -> None:
+        """See ``Drafter``."""
+        for token in tokens:
+            self._trials = [t for t in self._trials if t.goes_on(token) or self._end(t)]
+            self._lookup.add(token)
+        if self._decided:
+            self._begin()
+        if seconds is not None:
+            width = 1 if not drafted else next(w for w in WIDTHS if w > drafted)
+            self._yields.took(width, seconds)
+
+    def _begin(self) -> None:
+        strength, wide = self._decided.popleft()
+        trial = _Trial(strength, wide, self._lookup.draft(MOST - 1))
+        if trial.drafts:
+            self._trials.append(trial)
+        else:
+            self._end(trial)
+
+    def _end(self, trial: _Trial) -> bool:
+        self._yields.saw(trial.strength, trial.right, wide=trial.wide)
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -17,14 +18,14 @@ class Reports:
         report: torch.Tensor,
         batch: int,
         slots: int = SLOTS,
-        beside: torch.Tensor | None = None,
+        beside: Sequence[torch.Tensor] = (),
     ) -> None:
-        """``beside``: bytes that a report brings along when ``post`` is told so."""
+        """``beside``: runs of bytes, of which a report brings one along when ``post`` says so."""
         self._report, self._slots = report, slots
         self._ids_bytes, self._finished_at = 8 * batch, 12 * batch
         self._beside = beside
         self._copies = [_on_host(report) for _ in range(slots)]
-        self._besides = [] if beside is None else [_on_host(beside) for _ in range(slots)]
+        self._besides = [[_on_host(part) for part in beside] for _ in range(slots)]
         self._views = [
             memoryview((ctypes.c_char * t.numel()).from_address(t.data_ptr())) for t in self._copies
         ]
@@ -37,13 +38,13 @@ class Reports:
         self._posted = self._taken = 0
         self._stopped = torch.zeros(len(self._all_done), dtype=torch.bool, device="cpu")
 
-    def post(self, *, beside: bool = False) -> None:
-        """Copy the report as it is after all work queued so far."""
+    def post(self, *, beside: int | None = None) -> None:
+        """Copy the report as it is after all work queued so far, and the ``beside``-th bytes."""
         slot = self._posted % self._slots
         self._posted += 1
         self._copies[slot].copy_(self._report, non_blocking=True)
-        if beside and self._beside is not None:
-            self._besides[slot].copy_(self._beside, non_blocking=True)
+        if beside is not None:
+            self._besides[slot][beside].copy_(self._beside[beside], non_blocking=True)
         if self._events:
             self._events[slot].record()
 
@@ -85,9 +86,9 @@ class Reports:
         copy = self._copies[(self._taken - 1) % self._slots]
         return int(copy[self._ids_bytes : self._ids_bytes + 4].view(torch.int32))
 
-    def brought(self) -> torch.Tensor:
-        """The bytes beside the report taken last."""
-        return self._besides[(self._taken - 1) % self._slots]
+    def brought(self, beside: int) -> torch.Tensor:
+        """The ``beside``-th bytes of the report taken last, which brought them along."""
+        return self._besides[(self._taken - 1) % self._slots][beside]
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from .controls import ADJUSTED, DRAWN, GREEDY, Controls, way_of
 from .decoder import DecoderSpec
 from .prefill import Prefill
 from .prefix import Prefixes
+from .repeats import Repeats
 from .report import Reports
 from .request import Request
 from .staging import on_device
@@ -58,6 +59,7 @@ class Session:
         self._graphs: dict[str, Graph] = {}
         self._recorded: dict[tuple[object, ...], Graph] = {}
         self._verifier: Verifier | None = None
+        self._repeats: Repeats | None = None
         if kv_cache is not None:
             self.prefill.measure_scales(max_len)
 
@@ -111,10 +113,10 @@ class Session:
         work()
         self._recorded[key] = self._backend.record(work, warmups=0, pool=self.pool)
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, repeats: bool = False) -> None:
         """Record every step for every number of rows, and prompts that replay graphs.
 
-        What the rows hold is lost.
+        With ``repeats`` also verifications of the first row. What the rows hold is lost.
         """
         self._last = ()
         self.prefixes.forget()
@@ -124,6 +126,8 @@ class Session:
         for rows in range(self.batch, 0, -1):  # the largest first: the others fit its memory
             for way in (ADJUSTED, DRAWN, GREEDY):
                 self.advance(way, rows)
+        if repeats:
+            self.repeats.warm_up()
         self.prefill.warm_up(self.batch)
         self.state.begin(max_new=0, eos=())
 
@@ -142,6 +146,13 @@ class Session:
         if self._verifier is None:
             self._verifier = Verifier(self)
         return self._verifier
+
+    @property
+    def repeats(self) -> Repeats:
+        """Drafts for the first row out of its own text."""
+        if self._repeats is None:
+            self._repeats = Repeats(self)
+        return self._repeats
 
     def begin_row(self, row: int, *, length: int, max_new: int) -> None:
         """``row`` holds a prompt of ``length`` tokens, whose logits are the step's."""
@@ -243,5 +254,6 @@ class Session:
         """Caches and buffers; what graphs own beside them is not counted."""
         controls = self.step.controls
         settings = 0 if controls is None else controls.memory_bytes
-        checks = 0 if self._verifier is None else self._verifier.memory_bytes
+        drafting = (self._verifier, self._repeats)
+        checks = sum(part.memory_bytes for part in drafting if part is not None)
         return self.state.memory_bytes + self._arena.memory_bytes + settings + checks

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from .cache import NO_TOKEN
 from .controls import way_of
-from .depth import WIDTHS, Depth
-from .lookup import Lookup
+from .depth import MOST, Yields
+from .lookup import Watch
 from .request import Request
 from .run import Observe, Streamer
 from .session import Session
-from .verify import MOST, Verifier
+from .verify import Verifier
 
 
 class Counts:
@@ -24,10 +26,19 @@ class Counts:
 
 
 class Drafter(Protocol):
-    """Proposes tokens, and learns what became of them."""
+    """Proposes tokens, and learns what became of them.
 
-    def plan(self, room: int) -> int:
-        """How many drafts to verify now, at most ``room``; 0 for a plain step."""
+    ``waits``: it has to be told every token before it can queue the next drafts. Others are asked
+    while a step is still on its way.
+    """
+
+    waits: bool
+
+    def plan(self, room: int, in_flight: int) -> int:
+        """How many drafts to verify next, at most ``room``; 0 for a plain step.
+
+        ``in_flight`` steps are queued whose tokens it has not been told.
+        """
 
     def queue(self, count: int) -> bool:
         """Queue the verification of the drafts planned; whether it had been recorded before."""
@@ -39,52 +50,35 @@ class Drafter(Protocol):
         """
 
 
-class LookupDrafter:
-    """Drafts from the sequence itself, where the last tokens have occurred before."""
-
-    def __init__(self, ids: list[int], depth: Depth) -> None:
-        self._lookup, self._depth = Lookup(ids), depth
-
-    def draft(self, room: int) -> list[int]:
-        """Tokens to verify now, at most ``room``; none for a plain step."""
-        if self._lookup.strength == 0:
-            return []
-        return self._lookup.draft(self._depth.choose(self._lookup.strength, room))
-
-    def took(self, tokens: list[int], drafted: int, seconds: float | None) -> None:
-        """See ``Drafter``."""
-        strength = self._lookup.strength
-        if drafted:
-            self._depth.saw_verified(strength, drafted, min(len(tokens) - 1, drafted))
-        for token in tokens:
-            before = self._lookup.strength
-            hit = self._lookup.add(token)
-            if not drafted and hit is not None:
-                self._depth.saw(before, hit)
-        if seconds is not None:
-            width = 1 if not drafted else next(w for w in WIDTHS if w > drafted)
-            self._depth.took(width, seconds)
-
-
 class FromLookup:
-    """A ``LookupDrafter`` on a session."""
+    """A ``Drafter`` that finds drafts in the text of its own request, on the device."""
 
-    def __init__(self, session: Session, way: str, lookup: LookupDrafter) -> None:
-        self._session, self._way, self._lookup = session, way, lookup
-        self._drafts: list[int] = []
-        self.took = lookup.took
+    waits = False
 
-    def plan(self, room: int) -> int:
+    def __init__(self, session: Session, way: str, prompt: torch.Tensor, yields: Yields) -> None:
+        self._repeats, self._way = session.repeats, way
+        self._watch = Watch(prompt.tolist(), yields)
+        self._repeats.begin(prompt)
+
+    def plan(self, room: int, in_flight: int) -> int:
         """See ``Drafter``."""
-        self._drafts = self._lookup.draft(room)
-        return len(self._drafts)
+        return self._watch.choose(room, in_flight=in_flight)
 
     def queue(self, count: int) -> bool:
         """See ``Drafter``."""
-        verifier, drafts = self._session.verifier, self._drafts[:count]
-        known = verifier.recorded(count, self._way)
-        verifier.run(drafts, self._way)
-        return known
+        return self._repeats.queue(count, self._way)
+
+    def took(self, tokens: list[int], drafted: int, seconds: float | None) -> None:
+        """See ``Drafter``."""
+        self._watch.took(tokens, drafted, seconds)
+
+
+@dataclass
+class _Posted:
+    """A step whose report is not taken; ``timed``: the time until then says what it costs."""
+
+    drafted: int
+    timed: bool
 
 
 class _Run:
@@ -102,34 +96,34 @@ class _Run:
         self._session, self._request, self._drafter = session, request, drafter
         self._streamer, self._observe, self._counts = streamer, observe, counts
         self._way = way_of(request.sampling)
-        # Drafts of every step whose report is not taken; reports bring the drafts along.
-        self._posted: list[int] = []
+        self._posted: list[_Posted] = []
         self._reports = session.verifier.reports
         self._reports.begin()
         self._seen = time.perf_counter()
-        self._timed = False
         self.tokens: list[int] = []
         self.done = False
 
-    def post(self, drafted: int) -> None:
-        self._reports.post(beside=drafted > 0)
-        self._posted.append(drafted)
+    def post(self, drafted: int, *, timed: bool) -> None:
+        self._reports.post(beside=0 if drafted else None)
+        self._posted.append(_Posted(drafted, timed))
 
     def take(self) -> None:
         """Read the oldest report: one token, or those that a verification appended."""
-        reports, drafted = self._reports, self._posted.pop(0)
+        reports, posted = self._reports, self._posted.pop(0)
         finished = reports.take()
-        now = time.perf_counter()
-        last, count = reports.chosen()[0], reports.accepted() if drafted else 1
+        before, self._seen = self._seen, time.perf_counter()
         if self.done:
             return
-        tokens = [last]
-        if drafted:
-            tokens = [*Verifier.drafts(reports.brought(), count - 1), last]
-        self._drafter.took(tokens, drafted, now - self._seen if self._timed else None)
-        self._seen, self._timed = now, True
-        self._counts.drafted += drafted
-        self._counts.accepted += count - 1
+        drafts: list[int] = []
+        tokens = reports.chosen()[:1]
+        if posted.drafted:
+            count = reports.accepted() - 1
+            drafts = Verifier.drafts(reports.brought(0))[: posted.drafted]
+            tokens = [*drafts[:count], *tokens]
+            self._counts.drafted += sum(draft != NO_TOKEN for draft in drafts)
+            self._counts.accepted += count
+        seconds = self._seen - before if posted.timed else None
+        self._drafter.took(tokens, posted.drafted, seconds)
         self.done = finished
         for token in tokens:
             if self._give(token):
@@ -139,46 +133,56 @@ class _Run:
     def _give(self, token: int) -> bool:
         """A token to whoever listens; whether it is the last."""
         self.tokens.append(token)
+        ended = len(self.tokens) == self._request.max_new
+        if self._streamer is None and self._observe is None:
+            return ended
         ids = torch.tensor([token], dtype=torch.int64, device="cpu")
         if self._streamer is not None:
             self._streamer.put(ids)
-        ended = self._observe is not None and bool(self._observe(ids).cpu().all())
-        return ended or len(self.tokens) == self._request.max_new
+        return (self._observe is not None and bool(self._observe(ids).cpu().all())) or ended
 
     def advance(self) -> None:
-        """A verification when there are drafts, else a plain step, with one step on the way."""
-        room = min(
-            self._request.max_new - len(self.tokens) - 1,
-            self._session.max_len - self._request.lengths[0] - len(self.tokens) - MOST,
-        )
-        if room > 0 and self._drafter.plan(room):
-            while self._posted:  # a step is on its way, and drafts go on from its token
+        """Queue a step, a verification where drafts pay, and take the report of the one before."""
+        if self._left < 1:
+            self.take()
+            return
+        count = self._plan()
+        if count and self._drafter.waits and self._posted:
+            while self._posted:
                 self.take()
-            room = min(room, self._request.max_new - len(self.tokens) - 1)
-            count = 0 if self.done or room < 1 else self._drafter.plan(room)
-            if count:
-                self._verify(count)
-                return
+            count = 0 if self.done else self._plan()
         if self.done:
             return
-        if self._request.max_new > len(self.tokens) + len(self._posted):
-            key = (self._way, 1)
-            self._timed &= self._session.is_recorded(key)
-            self._session.advance(*key)
-            self._counts.steps += 1
-            self.post(0)
-        while len(self._posted) > 1:
-            self.take()
-        if self._posted and len(self.tokens) + len(self._posted) >= self._request.max_new:
+        self._queue(count)
+        while len(self._posted) > (0 if count and self._drafter.waits else 1):
             self.take()
 
-    def _verify(self, count: int) -> None:
-        self._seen = time.perf_counter()
-        known = self._drafter.queue(count)
-        self._counts.verified += 1
-        self.post(count)
-        self._timed = known
-        self.take()
+    @property
+    def _left(self) -> int:
+        """Tokens to come when every step on its way brings one."""
+        return self._request.max_new - len(self.tokens) - len(self._posted)
+
+    def _plan(self) -> int:
+        """Drafts of the next step: no more than there may be tokens, or slots behind all drafts."""
+        most = len(self.tokens) + sum(posted.drafted + 1 for posted in self._posted)
+        room = self._session.max_len - self._request.lengths[0] - most - MOST
+        return self._drafter.plan(max(min(room, self._left - 1), 0), len(self._posted))
+
+    def _queue(self, count: int) -> None:
+        if not self._posted:
+            self._seen = time.perf_counter()
+        if count:
+            known = self._drafter.queue(count)
+            self._counts.verified += 1
+        else:
+            key = (self._way, 1)
+            known = self._session.is_recorded(key)
+            self._session.advance(*key)
+            self._counts.steps += 1
+        if not known:  # recording took its time while the step before ran
+            for posted in self._posted:
+                posted.timed = False
+        self.post(count, timed=known)
 
 
 def run_speculative(
@@ -194,8 +198,7 @@ def run_speculative(
     run = _Run(session, request, drafter, streamer, observe, counts or Counts())
     session.fill(request)
     session.step.draw(way_of(request.sampling))
-    run.post(0)
-    run.take()
+    run.post(0, timed=False)
     while not run.done:
         run.advance()
     device = session.state.tokens.device

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .cache import NO_TOKEN
-from .depth import WIDTHS
+from .depth import MOST
 from .report import Reports
 from .step import STOPPED, Arena, Step
 
 if TYPE_CHECKING:
     from .session import Session
-
-MOST = WIDTHS[-1]
 
 
 class Verifier:
@@ -33,37 +30,22 @@ class Verifier:
         # The token that comes in any case and the drafts as the step reads them; then the drafts
         # as the acceptance does, which are -1 where there is none.
         self._feed = like.new_zeros(2 * MOST - 1, dtype=torch.int64)
-        self._host = torch.zeros(
-            2 * MOST - 2, dtype=torch.int64, device="cpu", pin_memory=like.is_cuda
-        )
-        self.reports = Reports(session.state.report, session.batch, beside=self.bytes)
+        self.reports = Reports(session.state.report, session.batch, beside=[self.bytes])
         self._steps: dict[int, Step] = {}
-
-    def run(self, drafts: list[int], way: str) -> int:
-        """Queue the verification of 1 to 7 drafts; the width of its step."""
-        count = len(drafts)
-        width = next(w for w in WIDTHS if w > count)
-        host = self._host
-        host[:count] = torch.tensor(drafts, dtype=torch.int64, device="cpu")
-        host[count : MOST - 1] = STOPPED
-        host[MOST - 1 :] = NO_TOKEN
-        host[MOST - 1 : MOST - 1 + count] = host[:count]
-        self._session.pool.join()
-        self._feed[1:].copy_(host, non_blocking=True)
-        self._session.replay(("verify", way, width), lambda: self._work(way, width))
-        return width
 
     def run_after(
         self, drafting: Callable[[torch.Tensor], None], key: str, width: int, way: str
     ) -> bool:
         """Queue drafting and verification as one recording; whether it had been recorded.
 
-        ``drafting`` writes ``width - 1`` drafts to the tensor that it gets.
+        ``drafting`` writes ``width - 1`` drafts to the tensor that it gets, ``NO_TOKEN`` where it
+        has none.
         """
 
         def work() -> None:
-            drafting(self._feed[1:width])
-            self._feed[MOST : MOST + width - 1].copy_(self._feed[1:width])
+            drafts = self._feed[MOST : MOST + width - 1]
+            drafting(drafts)
+            torch.clamp(drafts, min=STOPPED, out=self._feed[1:width])
             self._work(way, width)
 
         name = (key, way, width)
@@ -75,18 +57,13 @@ class Verifier:
     @property
     def bytes(self) -> torch.Tensor:
         """The last drafts, for a report to bring along; ``drafts`` reads them there."""
-        return self._feed.view(torch.uint8)
+        return self._feed[MOST:].view(torch.uint8)
 
     @staticmethod
-    def drafts(data: torch.Tensor, count: int) -> list[int]:
-        """The first ``count`` drafts in a copy of ``bytes``."""
-        found: list[int] = data.view(torch.int64)[1 : 1 + count].tolist()
+    def drafts(data: torch.Tensor) -> list[int]:
+        """The drafts in a copy of ``bytes``, ``NO_TOKEN`` where there was none."""
+        found: list[int] = data.view(torch.int64).tolist()
         return found
-
-    def recorded(self, drafts: int, way: str) -> bool:
-        """Whether a verification of so many drafts has its graph."""
-        width = next(w for w in WIDTHS if w > drafts)
-        return self._session.is_recorded(("verify", way, width))
 
     def _step(self, width: int) -> Step:
         if width not in self._steps:

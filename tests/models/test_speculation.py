@@ -15,21 +15,20 @@ from test_decode_loop_sampling import Words
 
 from flash_rt import structures
 from flash_rt.structures.loops import depth
-from flash_rt.structures.loops.depth import Depth
-from flash_rt.structures.loops.lookup import Lookup
-from flash_rt.structures.loops.verify import Verifier
+from flash_rt.structures.loops.depth import Costs, Depth
+from flash_rt.structures.loops.repeats import Repeats
 
 
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft wherever there is anything, in steps of every width."""
+    """Verify in every step, of every width in turn."""
     widths = iter(range(10**9))
 
-    def choose(self: Depth, strength: int, room: int) -> int:
+    def best(self: Costs, expected: dict[int, float], room: int) -> int:
         fits = [w - 1 for w in depth.WIDTHS if w - 1 <= room]
         return fits[next(widths) % len(fits)] if fits else 0
 
-    monkeypatch.setattr(Depth, "choose", choose)
+    monkeypatch.setattr(Costs, "_best", best)
 
 
 def repetitive(width: int) -> torch.Tensor:
@@ -127,79 +126,19 @@ def test_another_draft_is_refused() -> None:
         structures.decode_loop(model("llama"), max_len=64, draft="medusa")
 
 
-def test_a_lookup_finds_what_followed_and_follows_it() -> None:
-    lookup = Lookup([1, 2, 3, 4, 5, 6, 9, 1, 2])
-    assert lookup.draft(3) == [3, 4, 5]
-    assert lookup.strength == 2
-    assert lookup.add(3) is True and lookup.strength == 3
-    assert lookup.draft(2) == [4, 5]
-    assert lookup.add(7) is False
-    assert lookup.strength == 0 and lookup.draft(4) == []
-    assert lookup.add(9) is None
-
-
-def test_a_lookup_runs_into_its_own_drafts() -> None:
-    lookup = Lookup([8, 1, 2, 3, 1, 2, 3])
-    assert lookup.draft(7) == [1, 2, 3, 1, 2, 3, 1]
-
-
-def test_a_longer_match_counts_before_a_later_one() -> None:
-    lookup = Lookup([1, 2, 3, 4, 50, 9, 3, 4, 60, 1, 2, 3, 4])
-    assert lookup.draft(1) == [50]
-    assert lookup.strength == 4
-
-
-def test_depth_follows_truth_and_cost() -> None:
-    costs = Depth()
-    costs.took(1, 1.0)
-    for width in depth.WIDTHS * 20:
-        costs.took(width, 1.2)
-    for _ in range(60):
-        costs.saw_verified(2, 7, 7)
-    assert costs.choose(2, 20) == 7
-    assert costs.choose(2, 5) == 3
-    assert costs.choose(2, 0) == 0
-    for _ in range(100):
-        costs.saw_verified(2, 7, 0)
-    assert costs.choose(2, 20) == 0
-    for _ in range(100):
-        costs.saw(2, True)
-    assert costs.choose(2, 20) > 0
-    for width in depth.WIDTHS:
-        for _ in range(100):
-            costs.took(width, 20.0)
-    assert costs.choose(12, 20) == 0
-    for _ in range(2000):
-        costs.took(1, 1.0)
-    assert costs.choose(12, 20) == 7
-
-
-def test_a_single_odd_time_decides_nothing() -> None:
-    costs = Depth()
-    for _ in range(20):
-        costs.took(1, 1.0)
-        for width in depth.WIDTHS:
-            costs.took(width, 1.3)
-    costs.took(8, 3.0)
-    costs.took(1, 1000.0)
-    assert 1.0 <= costs.cost(8) < 1.7
-    assert costs.choose(12, 20) == 7
-    assert costs.cost(2) >= 1.0
-
-
 @pytest.mark.usefixtures("_always")
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 4, "logit_bias": FEW}])
 def test_the_engine_drafts_for_an_answer_that_is_alone(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[int] = []
-    verify = Verifier.run
+    queue = Repeats.queue
 
-    def counted(self: Verifier, drafts: list[int], way: str) -> int:
-        runs.append(len(drafts))
-        return verify(self, drafts, way)
+    def counted(self: Repeats, count: int, way: str) -> bool:
+        runs.append(count)
+        return queue(self, count, way)
 
-    monkeypatch.setattr(Verifier, "run", counted)
+    monkeypatch.setattr(Repeats, "queue", counted)
     sampling = structures.Sampling(**settings)
     items = [
         structures.GenerationRequest(
@@ -214,10 +153,13 @@ def test_the_engine_drafts_for_an_answer_that_is_alone(
     try:
         plain = structures.decode_engine(model("llama"), max_len=128, slots=3)
         engine = structures.decode_engine(model("llama"), max_len=128, slots=3, draft="lookup")
+        engine.warm_up()
+        recorded = engine.graphs_recorded
         for item in (*items, stop):  # one after the other
             wanted, found = (e.submit(item) for e in (plain, engine))
             assert tokens(drain(engine)[found, 0]) == tokens(drain(plain)[wanted, 0])
-        assert runs
+        assert runs and {*runs} == {1, 3, 7}
+        assert engine.graphs_recorded == recorded
         handles = [[e.submit(item) for item in items] for e in (plain, engine)]  # and all at once
         answers = [drain(e) for e in (plain, engine)]
         for one, other in zip(*handles, strict=True):
@@ -273,7 +215,7 @@ def test_the_model_itself_as_draft_is_always_right() -> None:
         structures.attach(mine).detach()
         same = structures.decode_loop(model("llama"), max_len=128, draft=mine)
         for _ in range(20):
-            same._depth.saw_verified(0, 7, 7)
+            same._depth.saw_verified(7, 7)
         wanted = plain.generate(ids, seed=1, **options)
         assert torch.equal(same.generate(ids, seed=1, **options), wanted)
         assert same.speculation.accepted == same.speculation.drafted > 0
@@ -298,7 +240,10 @@ def test_a_draft_model_that_moves_is_recorded_again() -> None:
         assert len(names) == 1
 
 
-def test_a_draft_that_does_not_pay_stops_and_is_tried_again() -> None:
+def test_a_draft_that_does_not_pay_stops_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Depth, "choose", lambda self, room: 0)
     ids, _ = prompt(1, 9)
     other = copy.deepcopy(model("qwen3"))
     with loop_of("llama", max_len=512) as plain:
@@ -306,8 +251,8 @@ def test_a_draft_that_does_not_pay_stops_and_is_tried_again() -> None:
         loop = structures.decode_loop(model("llama"), max_len=512, draft=other)
         assert torch.equal(loop.generate(ids, max_new_tokens=400, eos_token_id=()), wanted)
         counts = loop.speculation
-    assert 1 < counts.verified < 40
-    assert counts.steps > 300
+    assert counts.verified == counts.drafted == 3  # behind 32, 64 and 128 plain tokens
+    assert 400 - 1 - counts.steps == counts.verified + counts.accepted
 
 
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
