@@ -14,7 +14,7 @@ import torch
 
 from . import flashrt, precisions, rule, timing
 from .fidelity import compare_steps
-from .peers import HostRunner, Runner, make_peer
+from .peers import HostRunner, Runner, is_quantised, make_peer
 from .session import Session, say
 
 
@@ -65,13 +65,15 @@ def run(session: Session) -> dict[str, Any]:
             )
         ours = {s.runner.name: precisions.step_weight_bytes(session, s.plan) for s in started}
         runners: list[Runner] = [s.runner for s in started]
-        runners += [
+        peers = [
             make_peer(
                 name, session.host, cache_tokens=options.cache, backend=options.compile_backend
             )
             for name in options.peers
         ]
-        result["runs"] = time_runners(session, runners, ids, ours)
+        runners += peers
+        read = {p.name: p.weight_bytes for p in peers if p.weight_bytes is not None}
+        result["runs"] = time_runners(session, runners, ids, ours, read)
     finally:
         for one in started:
             one.plan.detach()
@@ -151,14 +153,20 @@ def gate(session: Session, started: flashrt.Started, ids: torch.Tensor) -> dict[
 
 
 def time_runners(
-    session: Session, runners: list[Runner], ids: torch.Tensor, ours: dict[str, int]
+    session: Session,
+    runners: list[Runner],
+    ids: torch.Tensor,
+    ours: dict[str, int],
+    read: dict[str, int],
 ) -> dict[str, Any]:
     """Warm every runner up, then time first token and inter-token time, interleaved.
 
-    A peer that fails is recorded with its error and leaves; there is no ratio then.
+    A peer that fails is recorded with its error and leaves; there is no ratio then. An entry with
+    the model's own weights is compared with peers that have them too, a quantised one with all.
 
     Args:
         ours: names of FlashRT's runners, and the bytes of weights that their steps read.
+        read: the same bytes of peers that do not read the model's own weights.
     """
     options, device = session.options, session.device
     result, tokens = warm_up(session, runners, ids, ours)
@@ -174,7 +182,7 @@ def time_runners(
     )
     cache_bytes = session.traffic.cache_bytes_per_position * (options.prompt + options.new / 2)
     for name, found in samples.items():
-        step_bytes = ours.get(name, session.traffic.weight_bytes) + cache_bytes
+        step_bytes = (ours | read).get(name, session.traffic.weight_bytes) + cache_bytes
         result[name] |= dict(
             first_token_ms=first[name].median_ms,
             ms_per_token=found.median_ms,
@@ -185,10 +193,13 @@ def time_runners(
             same_tokens_as_first=_equal_prefix(tokens[name], tokens[runners[0].name]),
         )
         say(f"decode {name}: {found.median_ms:.3f} ms/token")
-    peers = [samples[runner.name].median_ms for runner in running if runner.name not in ours]
-    if peers and len(running) == len(runners):
-        for name in ours:
-            result[name]["ratio_to_best_peer"] = min(peers) / samples[name].median_ms
+    peers = [runner.name for runner in running if runner.name not in ours]
+    plain = precisions.entry_name(precisions.PLAIN)
+    for name in ours if len(running) == len(runners) else ():
+        fair = [p for p in peers if name != plain or not is_quantised(p)]
+        if fair:
+            best = min(samples[peer].median_ms for peer in fair)
+            result[name]["ratio_to_best_peer"] = best / samples[name].median_ms
     return result
 
 

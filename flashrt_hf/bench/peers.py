@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from .quantised_peers import MODE, PREFIX, QUANTISED_PEERS, quantised, step_weight_bytes
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COMPILE_MODES = {"compile": "reduce-overhead", "max-autotune": "max-autotune"}
-PEERS = ("eager", *COMPILE_MODES)
+PEERS = ("eager", *COMPILE_MODES, *QUANTISED_PEERS)
 
 
 class Runner(Protocol):
@@ -46,7 +48,10 @@ class HostRunner:
         model: the host, with nothing attached.
         cache_tokens: length of the static cache.
         mode: ``torch.compile`` mode of the decode step, None for eager; the prefill is eager.
-        backend: backend of ``torch.compile``; the tests use ``"eager"``.
+        backend: backend of ``torch.compile``; the tests use ``"aot_eager"``.
+
+    Attributes:
+        weight_bytes: what a decode step reads of weights, where it is not what the model has.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class HostRunner:
         backend: str = "inductor",
     ) -> None:
         self.name = name
+        self.weight_bytes: int | None = None
         self._model = model
         self._cache_tokens = cache_tokens
         self._cache: Any = None
@@ -123,9 +129,19 @@ def make_peer(
     """Build the peer called ``name`` over ``model``.
 
     Raises:
-        ValueError: ``name`` is none of ``PEERS``.
+        ValueError: ``name`` is none of ``PEERS``, or a quantised peer cannot run here.
     """
     if name not in PEERS:
         raise ValueError(f"bench: peer must be one of {', '.join(PEERS)}, got {name!r}")
     mode = COMPILE_MODES.get(name)
-    return HostRunner(name, model, cache_tokens=cache_tokens, mode=mode, backend=backend)
+    if name in QUANTISED_PEERS:
+        model, mode = quantised(name, model), MODE
+    runner = HostRunner(name, model, cache_tokens=cache_tokens, mode=mode, backend=backend)
+    if name in QUANTISED_PEERS:
+        runner.weight_bytes = step_weight_bytes(model)
+    return runner
+
+
+def is_quantised(name: str) -> bool:
+    """Whether a peer's weights have fewer bits than the model's."""
+    return name.startswith(PREFIX)

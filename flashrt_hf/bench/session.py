@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..host import DTYPES, load_host
-from . import models, record
+from . import models, quantised_peers, record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,6 +72,8 @@ def open_session(options: argparse.Namespace) -> Session:
     """Build the model and begin the record."""
     device = torch.device(options.device)
     dtype = DTYPES[options.dtype]
+    for name in set(options.peers) & set(quantised_peers.QUANTISED_PEERS):
+        quantised_peers.check(name, device, dtype)
     say(f"building {options.model} ({options.dtype}) on {device}")
     model = load_host(options.model, device=device, dtype=dtype)
     settings = {key: value for key, value in vars(options).items() if key not in ("json", "commit")}

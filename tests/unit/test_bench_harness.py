@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def _greedy_without_cache(model, ids, new_tokens):
     return ids[:, -new_tokens:]
 
 
-@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.parametrize("name", [n for n in peers.PEERS if not peers.is_quantised(n)])
 def test_peers_continue_like_the_host_without_a_cache(tiny, name):
     runner = peers.make_peer(name, tiny, cache_tokens=64, backend="aot_eager")
     ids = models.prompt_ids(512, 9, device=CPU)
@@ -92,6 +93,35 @@ def test_peers_continue_like_the_host_without_a_cache(tiny, name):
     assert torch.equal(runner.generate(ids, 12), expected)
     assert torch.equal(runner.generate(ids, 12), expected), "a second call starts over"
     assert torch.equal(runner.generate(ids[:, :5], 1), _greedy_without_cache(tiny, ids[:, :5], 1))
+
+
+def test_a_quantised_peer_continues_like_its_own_weights(tiny):
+    pytest.importorskip("torchao")
+    kept = {name: p.detach().clone() for name, p in tiny.named_parameters()}
+    runner = peers.make_peer("torchao-fp8", tiny, cache_tokens=64, backend="aot_eager")
+    assert all(torch.equal(p, kept[name]) for name, p in tiny.named_parameters())
+    rounded = models.alias(tiny)
+    elements = scales = 0
+    for module in rounded.modules():
+        if isinstance(module, torch.nn.Linear):
+            scale = module.weight.abs().amax(1, keepdim=True) / 448
+            values = (module.weight / scale).to(torch.float8_e4m3fn).float() * scale
+            module.weight = torch.nn.Parameter(values, requires_grad=False)
+            elements, scales = elements + values.numel(), scales + values.shape[0]
+    ids = models.prompt_ids(512, 9, device=CPU)
+    assert torch.equal(runner.generate(ids, 12), _greedy_without_cache(rounded, ids, 12))
+    assert tiny.config.tie_word_embeddings  # the head is quantised, the table only gathered from
+    norms = sum(p.numel() for name, p in tiny.named_parameters() if "norm" in name)
+    assert runner.weight_bytes == elements + 4 * scales + 4 * norms
+
+
+def test_a_quantised_peer_says_where_it_runs(tiny, monkeypatch):
+    pytest.importorskip("torchao")
+    with pytest.raises(ValueError, match=r"peer 'torchao-int4' must run in bfloat16 on CUDA, got"):
+        peers.make_peer("torchao-int4", tiny, cache_tokens=64)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ValueError, match="peer 'torchao-fp8' needs the package torchao"):
+        peers.make_peer("torchao-fp8", tiny, cache_tokens=64)
 
 
 def test_forced_steps_give_the_logits_of_a_whole_forward(tiny):

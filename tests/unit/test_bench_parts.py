@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flash_rt.flashrt_hf.bench import command, context, load, models, record, table
+from flash_rt.flashrt_hf.bench import command, context, decode, load, models, record, table
 
 SMALL = ["--model", "tiny-llama", "--device", "cpu", "--prompt", "9", "--new", "6"]
 FAST = ["--cache", "64", "--repeats", "1", "--forced", "3", "--compile-backend", "aot_eager"]
@@ -40,6 +40,26 @@ def test_decode(tmp_path, capsys):
     assert part["start"]["total_s"] > 0
     assert part["start"]["bound_regions"] > 0
     assert "tiny-llama | flashrt | " in capsys.readouterr().out
+
+
+def test_quantised_entries_alone_are_compared_with_quantised_peers(tmp_path, monkeypatch):
+    pytest.importorskip("torchao")
+    monkeypatch.setattr(decode.timing, "wall_ms", lambda call, device: (call(), 0.0)[1])
+    order = {"flashrt": 4.0, "flashrt fp8": 2.0, "eager": 10.0, "torchao-fp8": 3.0}
+    monkeypatch.setattr(decode, "inter_token_ms", lambda runner, *_: lambda: order[runner.name])
+    peers = ["--peers", "eager", "torchao-fp8", "--precision", "auto", "fp8"]
+    runs = run(tmp_path, "decode", *SMALL, *FAST, *peers)["parts"]["decode"]["runs"]
+    assert runs["flashrt"]["ratio_to_best_peer"] == 2.5
+    assert runs["flashrt fp8"]["ratio_to_best_peer"] == 1.5
+    read = {name: found["bytes_per_s"] * order[name] for name, found in runs.items()}
+    assert read["torchao-fp8"] < 0.6 * read["eager"]
+
+
+def test_a_quantised_peer_that_cannot_run_ends_the_run_before_it_starts(tmp_path):
+    pytest.importorskip("torchao")
+    with pytest.raises(ValueError, match="peer 'torchao-int4' must run in bfloat16 on CUDA"):
+        run(tmp_path, "decode", *SMALL, *FAST, "--peers", "torchao-int4")
+    assert not (tmp_path / "record.json").exists()
 
 
 def test_a_failing_peer_is_recorded_and_leaves(tmp_path, monkeypatch, capsys):
