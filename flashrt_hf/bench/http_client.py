@@ -17,14 +17,17 @@ class Answer:
     """What came back.
 
     Attributes:
+        start: before the connection is opened, on ``time.perf_counter`` as all times.
+        connected: the connection is open, and the request not yet written.
         status: of HTTP; 0 when the connection ended before one came.
-        times: ``time.perf_counter`` of each piece of text.
+        times: of each piece of text.
         text: all pieces, of the first choice.
         error: code of an error object, in a stream or alone.
         whole: whether a stream ended as it should.
     """
 
     start: float = 0.0
+    connected: float = 0.0
     end: float = 0.0
     status: int = 0
     times: list[float] = field(default_factory=list)
@@ -36,7 +39,7 @@ class Answer:
 
     @property
     def first_s(self) -> float:
-        """From the request to the first piece."""
+        """From before the connection to the first piece."""
         return self.times[0] - self.start
 
     def rate(self, tokens: int) -> float:
@@ -92,6 +95,7 @@ async def ask(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return answer
+    answer.connected = time.perf_counter()
     try:
         writer.write(request_bytes(path, data, key=key))
         await writer.drain()

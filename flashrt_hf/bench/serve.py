@@ -3,6 +3,11 @@
 The bare loop is measured in this process, which then lets go of the model; the server runs in a
 process of its own on the same random weights, with the same cache, and without reuse of prefixes,
 so that every prompt is computed.
+
+The time to the first token through HTTP counts all that a client waits for: its new connection
+(``connect_ms`` of it), the request, the server's work, the first event with text, and the client's
+own reading of it. The bare loop's counts ``generate``, from ids on an idle device to the streamer.
+A client asks again at once, so what the server still does for the request before counts too.
 """
 
 from __future__ import annotations
@@ -164,6 +169,7 @@ async def _through_http(
     rates = [answer.rate(options.new) for answer in single[1:]]
     rate = statistics.median(rates)
     first_ms = 1e3 * statistics.median(answer.first_s for answer in single[1:])
+    connect_ms = 1e3 * statistics.median(answer.connected - answer.start for answer in single[1:])
     many = await _many_clients(options, stream)
     ratio, extra_ms = rate / bare["rate"], first_ms - bare["first_ms"]
     say(f"serve: {rate:.1f} tok/s, {ratio:.3f} of the bare loop; first token +{extra_ms:.2f} ms")
@@ -171,7 +177,7 @@ async def _through_http(
         prompt_tokens=options.prompt,
         new_tokens=options.new,
         bare=bare,
-        http=dict(rate=rate, first_ms=first_ms, rates=rates),
+        http=dict(rate=rate, first_ms=first_ms, connect_ms=connect_ms, rates=rates),
         streaming_ratio=ratio,
         first_extra_ms=extra_ms,
         same_as_bare=same,

@@ -19,7 +19,7 @@ from . import chat, completions, embeddings, openapi, page
 from .config import ServerConfig
 from .errors import ApiError, bad
 from .exchange import Exchange, Gone, TextExchange
-from .gate import Gate
+from .gate import Bodies, Gate
 from .images import Images
 from .metrics import Metrics
 from .schema.base import SamplingRequest, read
@@ -43,11 +43,12 @@ class Server:
 
     Attributes:
         worker: drives the model; started and ended by the application's lifespan.
+        bodies: of requests that are not whole yet.
     """
 
     def __init__(self, model: Served, config: ServerConfig) -> None:
         self.model, self.config = model, config
-        self.metrics = Metrics()
+        self.metrics, self.bodies = Metrics(), Bodies(config.body_timeout_s)
         self.worker = Worker(
             model.engine, max_queue=config.max_queue, metrics=self.metrics, device=model.device
         )
@@ -85,7 +86,9 @@ class Server:
         for kind, handler in handlers:
             app.add_exception_handler(kind, handler)
         paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
-        app.add_middleware(Gate, config=self.config, metrics=self.metrics, paths=paths)
+        app.add_middleware(
+            Gate, config=self.config, metrics=self.metrics, paths=paths, bodies=self.bodies
+        )
         return app
 
     def _add_routes(self, app: FastAPI) -> None:

@@ -153,9 +153,11 @@ def _mask(
         raise bad("'response_format' and 'tools' cannot be used together", "response_format")
     if isinstance(shape, SchemaFormat):
         param = "response_format.json_schema.schema"
-        return mask_factory(codec, json_grammar(shape.json_schema.schema_, param), param)
+        schema = shape.json_schema.schema_
+        return mask_factory(codec, json_grammar(schema, param), param, given=schema)
     if isinstance(shape, ObjectFormat):
-        return mask_factory(codec, json_grammar({"type": "object"}, ""), "response_format")
+        grammar = json_grammar({"type": "object"}, "")
+        return mask_factory(codec, grammar, "response_format", given=shape.type)
     if not (forced or any(tool.strict for tool in tools)):
         return None
     assert form is not None
@@ -172,7 +174,7 @@ def _mask(
     if lark is None:
         why = "the model's form of calls can be constrained with tool_choice 'required' only"
         raise unsupported("tools.function.strict", why)
-    return mask_factory(codec, lark, "tools")
+    return mask_factory(codec, lark, "tools", given=[tool.name for tool in tools])
 
 
 def _logprobs(body: ChatRequest) -> int | None:

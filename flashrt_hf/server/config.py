@@ -20,7 +20,8 @@ class ServerConfig:
         max_queue: sequences that wait at most; more are answered with 429.
         max_choices: largest ``n``.
         request_timeout_s: from the arrival of a request to its last token.
-        grace_s: how long running requests may go on after SIGTERM.
+        grace_s: how long running requests may go on after SIGTERM; the process ends at most two
+            seconds later.
         max_body_bytes: largest request body.
         body_timeout_s: how long a client may take to send its request.
         stall_timeout_s: how long a client may leave a full send buffer unread.

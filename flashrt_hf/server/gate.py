@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import time
@@ -10,6 +9,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .config import ServerConfig
 from .errors import ApiError
 from .metrics import Metrics
+from .worker import closed
 
 OPEN = frozenset({"/", "/health", "/ready"})
 POSTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
@@ -42,13 +43,65 @@ class Keys:
         return found
 
 
+class Bodies:
+    """Requests whose bodies are on their way, each within the same time.
+
+    ``close`` ends the wait for all of them: a server that takes no more work needs no more bodies.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._waiting: set[anyio.CancelScope] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """They fail with 503, and so does what comes later."""
+        self._closed = True
+        for scope in self._waiting:
+            scope.cancel()
+
+    @property
+    def waiting(self) -> int:
+        """How many have not come yet."""
+        return len(self._waiting)
+
+    def deadline(self) -> float:
+        """Of a body that is asked for now."""
+        return anyio.current_time() + self._patience_s
+
+    async def receive(self, receive: Receive, deadline: float) -> Message:
+        """The next part of a body.
+
+        Raises:
+            ApiError: 408 when it is late, 503 when nobody waits for it any more.
+        """
+        if self._closed:
+            raise closed("draining")
+        with anyio.CancelScope(deadline=deadline) as scope:
+            self._waiting.add(scope)
+            try:
+                return await receive()
+            finally:
+                self._waiting.discard(scope)
+        if self._closed:
+            raise closed("draining")
+        raise ApiError(408, "The body did not arrive in time", headers={"Connection": "close"})
+
+
 class Gate:
     """ASGI middleware; puts the client's identity into ``request.state.client``."""
 
     def __init__(
-        self, app: ASGIApp, *, config: ServerConfig, metrics: Metrics, paths: frozenset[str]
+        self,
+        app: ASGIApp,
+        *,
+        config: ServerConfig,
+        metrics: Metrics,
+        paths: frozenset[str],
+        bodies: Bodies,
     ) -> None:
         self._app, self._config, self._metrics, self._paths = app, config, metrics, paths
+        self._bodies = bodies
         self._keys = Keys(config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,19 +164,14 @@ class Gate:
 
     def _bounded(self, receive: Receive) -> Receive:
         """``receive`` until the body is whole, within its limits of size and time."""
-        end = time.monotonic() + self._config.body_timeout_s
+        deadline = self._bodies.deadline()
         taken, whole = 0, False
 
         async def bounded() -> Message:
             nonlocal taken, whole
             if whole:
                 return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
-            except (asyncio.TimeoutError, TimeoutError):
-                raise ApiError(
-                    408, "The body did not arrive in time", headers={"Connection": "close"}
-                ) from None
+            message = await self._bodies.receive(receive, deadline)
             taken += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if taken > self._config.max_body_bytes:

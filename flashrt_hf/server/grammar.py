@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ LIMITS = LLParserLimits(
 )
 # One space, or a line break with its indentation: what JSON is written with, and no endless rest.
 JSON_OPTIONS: Any = {"whitespace_pattern": r" ?|\n {0,16}"}
+NO_TOKEN_ALLOWED = "NoExtensionBias"  # how llguidance calls a grammar that nothing follows
 MAX_SCHEMA_CHARACTERS = 100_000
 MAX_SCHEMA_DEPTH = 64
 
@@ -58,16 +60,22 @@ class Mask:
             raise GrammarError(_first_line(self._matcher.get_error()))
 
 
-def mask_factory(codec: Codec, grammar: str, param: str) -> Callable[[], Mask]:
+def mask_factory(codec: Codec, grammar: str, param: str, *, given: Any) -> Callable[[], Mask]:
     """What ``GenerationRequest.mask`` takes; the grammar is compiled here, once for all answers.
 
     Raises:
-        ApiError: 400, the grammar cannot be used; ``param`` is what it came from.
+        ApiError: 400, the grammar cannot be used, or no text follows it; ``param`` is what it came
+            from, ``given`` its value.
     """
     matcher = LLMatcher(codec.grammar_tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        problem = _first_line(matcher.get_error())
-        raise bad(f"Invalid value for {param!r}: {problem}", param, "invalid_schema")
+        raise _invalid(param, _first_line(matcher.get_error()), given)
+    begun = matcher.deep_copy()
+    begun.compute_bitmask()
+    if begun.is_error():
+        found = _first_line(begun.get_error())
+        empty = "a text must be able to follow it" if found == NO_TOKEN_ALLOWED else None
+        raise _invalid(param, empty or f"its first token is too complex: {found}", given)
     return lambda: Mask(matcher.deep_copy(), codec.vocabulary)
 
 
@@ -81,8 +89,7 @@ def json_grammar(schema: dict[str, Any], param: str) -> str:
     try:
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
     except ValueError as error:
-        text = _first_line(str(error))
-        raise bad(f"Invalid value for {param!r}: {text}", param, "invalid_schema") from None
+        raise _invalid(param, _first_line(str(error)), schema) from None
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
@@ -107,5 +114,13 @@ def _too_large(param: str, rule: str) -> ApiError:
     return bad(f"Invalid value for {param!r}: must be {rule}", param, "invalid_schema")
 
 
+def _invalid(param: str, rule: str, given: Any) -> ApiError:
+    text = f"Invalid value for {param!r}: {rule}, got {reprlib.repr(given)[:200]}"
+    return bad(text, param, "invalid_schema")
+
+
 def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:500] if text.strip() else "the grammar is invalid"
+    """The first line; of an error of a regular expression, which draws a picture, its last too."""
+    lines = [line.strip() for line in text.strip().splitlines()] or ["the grammar is invalid"]
+    shown = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return shown[:500]

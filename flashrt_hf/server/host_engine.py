@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from flash_rt.structures.loops.generation import GenerationRequest, TokenEvent, TokenMask
+from flash_rt.structures.loops.generation import (
+    FinishReason,
+    GenerationRequest,
+    TokenEvent,
+    TokenMask,
+)
 
 from .engine import MODEL_ERRORS
 
@@ -139,14 +144,14 @@ class _Run:
         for token in value.reshape(-1).tolist():
             self._count += 1
             request = self.job.request
-            reason = None
+            reason: FinishReason | None = None
             if self._mask is not None and self._mask.accept(token):
                 self._complete, reason = True, "stop"
             if token in (request.stop_token_ids or ()):
                 reason = "stop"
             elif reason is None and self._count == request.max_new_tokens:
                 reason = "length"
-            self._events.put(TokenEvent(self.job, self.index, token, finish_reason=reason))  # type: ignore[arg-type]
+            self._events.put(TokenEvent(self.job, self.index, token, finish_reason=reason))
             if reason is not None:
                 raise _Ended
 
@@ -184,7 +189,7 @@ class _Run:
             error = raised
         self._events.put(
             TokenEvent(
-                self.job,  # type: ignore[arg-type]
+                self.job,
                 self.index,
                 None,
                 finish_reason="length" if error is None else "error",

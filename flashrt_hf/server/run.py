@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -18,10 +20,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import Server
 from .config import ServerConfig
+from .worker import LAST_STEP_SECONDS
 
 log = logging.getLogger("flash_rt.server")
 
 MAX_CONNECTIONS = 1024
+FLUSH_SECONDS = 0.5  # for the last events, as far as clients read them
 SWITCH_SECONDS = 0.0005  # the worker must get the interpreter back well within a token
 
 
@@ -89,10 +93,19 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no connections, let requests end within the grace time, then end them."""
-        config = self._server.config
-        drain = asyncio.create_task(self._server.worker.drain(config.grace_s))
+        self._server.bodies.close()
+        drain = asyncio.create_task(self._server.worker.drain(self._server.config.grace_s))
+        flush = asyncio.create_task(self._end_connections(drain))
         await super().shutdown(sockets)
         await drain
+        flush.cancel()
+
+    async def _end_connections(self, drain: asyncio.Task[None]) -> None:
+        """Behind the grace time answers only have to be flushed."""
+        await asyncio.wait([drain])
+        await asyncio.sleep(FLUSH_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its client does not read
 
 
 def check_address(config: ServerConfig) -> None:
@@ -141,8 +154,8 @@ def uvicorn_server(server: Server) -> uvicorn.Server:
         proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=30,
-        # Behind the grace time answers only have to be flushed.
-        timeout_graceful_shutdown=round(config.grace_s + 5),
+        # For what no aborted connection ends, such as an image that is still being fetched.
+        timeout_graceful_shutdown=math.ceil(config.grace_s + LAST_STEP_SECONDS + FLUSH_SECONDS),
     )
     return _Uvicorn(settings, server)
 
@@ -151,8 +164,13 @@ def serve(server: Server) -> None:
     """Serve until SIGINT or SIGTERM; returns when every stream has ended."""
     sys.setswitchinterval(SWITCH_SECONDS)
     running = uvicorn_server(server)
+    # What is loaded stays: walking it takes the collector as long as many tokens, and again
+    # seconds at the end of the process.
+    gc.collect()
+    gc.freeze()
     with _ending_quietly():
         running.run()
+    gc.freeze()
 
 
 @contextlib.contextmanager

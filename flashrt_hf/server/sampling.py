@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flash_rt.structures.loops.cache import EOS_SLOTS
 from flash_rt.structures.loops.generation import GenerationRequest, TokenMask
 from flash_rt.structures.loops.sampling import SEEDS, Sampling
 
@@ -91,6 +92,12 @@ def generation_request(
     stops = () if body.ignore_eos else codec.stop_ids
     extra = tuple(body.stop_token_ids or ())
     _check_ids(extra, codec.vocabulary, "stop_token_ids")
+    if body.min_tokens and len(stops) + len(extra) > EOS_SLOTS:
+        raise bad(
+            f"Invalid value for 'stop_token_ids': with 'min_tokens' and the model's {len(stops)} "
+            f"own at most {EOS_SLOTS - len(stops)} ids are allowed, got {len(extra)}",
+            "stop_token_ids",
+        )
     return GenerationRequest(
         prompt_ids=prompt,
         max_new_tokens=max_new or room,

@@ -21,6 +21,7 @@ from .work import CallWork, Failed, Result, TextWork, Work
 
 log = logging.getLogger("flash_rt.server")
 
+LAST_STEP_SECONDS = 1.0  # how long the end waits for a step that runs
 MAX_FAILED_STEPS = 3  # in a row; then the model is taken to be broken for good
 Delivery = list[tuple[Work, object]]
 
@@ -105,7 +106,10 @@ class Worker:
         work.unwanted.add(index)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more work, let what there is end within ``grace_s``, then fail what is left."""
+        """Take no more work, let what there is end within ``grace_s``, then fail what is left.
+
+        Takes at most ``LAST_STEP_SECONDS`` more.
+        """
         with self._changed:
             if self._state == "open":
                 self._state = "draining"
@@ -119,7 +123,7 @@ class Worker:
             if self._state == "draining":
                 self._state = "stopped"
             self._changed.notify()
-        while self._thread.is_alive() and time.monotonic() < end + 5:
+        while self._thread.is_alive() and time.monotonic() < end + LAST_STEP_SECONDS:
             await asyncio.sleep(0.02)
 
     # What follows runs on the worker's thread.

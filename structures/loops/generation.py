@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from .sampling import Sampling
-
-if TYPE_CHECKING:
-    from .answer import Handle
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_ANSWERS = 128
@@ -99,7 +96,7 @@ class TokenEvent:
     """News of one answer; its last event is the one with a ``finish_reason``.
 
     Attributes:
-        handle: of the request; ``index`` counts its answers from 0.
+        handle: what ``submit`` returned for the request; ``index`` counts its answers from 0.
         token_id: None where an answer ends without a further token.
         logprob, top_logprobs: when asked for; the alternatives from the likeliest down.
         finish_reason: "stop" behind a stop id or a complete grammar, "length" at a limit,
@@ -107,7 +104,7 @@ class TokenEvent:
         error: what happened, with "error".
     """
 
-    handle: Handle
+    handle: Hashable
     index: int
     token_id: int | None
     logprob: float | None = None

@@ -383,6 +383,38 @@ def test_the_end_of_the_grace_time_ends_streams_properly():
     assert engine.idle
 
 
+def test_a_body_that_is_on_its_way_at_the_end_is_not_waited_for():
+    with run_server(fake(FakeEngine()), grace_s=20) as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head += "Content-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(head.encode() + b'{"model":')
+            until(lambda: running.server.bodies.waiting == 1)
+            stopping = threading.Thread(target=running.stop)
+            stopping.start()
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        stopping.join(10)
+        assert not stopping.is_alive()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"shutting_down" in answer
+
+
+def test_a_client_that_does_not_read_cannot_hold_up_the_end():
+    engine = FakeEngine(slots=1)
+    with run_server(fake(engine), grace_s=0.2) as running:
+        url = f"{running.url}/v1/completions"
+        with httpx.stream("POST", url, json=LONG | {"max_tokens": 90_000}) as answer:
+            next(answer.iter_raw())
+            stopping = threading.Thread(target=running.stop)
+            stopping.start()
+            stopping.join(10)
+            assert not stopping.is_alive()
+    assert engine.idle
+
+
 def test_metrics(quick):
     post(quick, ASK | {"max_tokens": 7})
     found = {}

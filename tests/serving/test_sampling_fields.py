@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import openai
 import pytest
 import tiny_model
 
@@ -130,6 +131,36 @@ def test_top_k_one_and_temperature_zero_are_greedy(client, alone, text_of):
             model="tiny", messages=HELLO, max_tokens=8, seed=1, **options
         )
         assert texts(answer) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        (
+            {"logit_bias": {str(i): 1 for i in range(513)}},
+            "logit_bias",
+            "Invalid value for 'logit_bias': at most 512 entries are allowed, got 513 entries",
+        ),
+        (
+            {"extra_body": {"min_tokens": 2, "stop_token_ids": [*range(60, 68)]}},
+            "stop_token_ids",
+            "Invalid value for 'stop_token_ids': with 'min_tokens' and the model's 1 own at most 7 "
+            "ids are allowed, got 8",
+        ),
+    ],
+)
+def test_what_a_row_has_no_room_for_is_named(client, fields, param, said):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=3, **fields)
+    assert (caught.value.body["param"], caught.value.body["message"]) == (param, said)
+
+
+def test_as_many_biases_as_a_row_has_room_for(client):
+    bias = {str(i): 100 if i == 65 else -100 for i in range(512)}
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=3, temperature=0, logit_bias=bias
+    )
+    assert texts(answer) == ["bbb"]
 
 
 def test_min_tokens_and_ignore_eos(client):

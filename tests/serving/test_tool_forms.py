@@ -90,7 +90,7 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 def write(codec: Codec, form, how: str, seed: int, forced: str = "") -> str | None:
     """What a random model writes under a form's grammar behind ``forced``; None: it goes on."""
     grammar = form.lark([ADD, Function(name="ping", parameters=NO_ARGUMENTS)], how=how, token=none)
-    draw, mask = random.Random(seed), mask_factory(codec, grammar, "tools")()
+    draw, mask = random.Random(seed), mask_factory(codec, grammar, "tools", given=[])()
     tokens, decoder = codec.encode(forced), codec.decoder()
     assert not any(mask.accept(token) for token in tokens)
     while len(tokens) < 600:
@@ -138,7 +138,9 @@ def test_prose_is_free_until_a_call_begins(codec, form):
         assert begin not in prose
         assert calls
     assert ended >= 2
-    matcher = mask_factory(codec, form.lark([ADD], how="free", token=none), "tools")()._matcher
+    matcher = mask_factory(
+        codec, form.lark([ADD], how="free", token=none), "tools", given=[]
+    )()._matcher
     wrong = codec.encode(f"Well {begin} nonsense")
     assert matcher.validate_tokens(wrong) < len(wrong)
     assert matcher.validate_tokens(codec.encode("only prose")) == len(codec.encode("only prose"))
@@ -159,7 +161,7 @@ def test_markers_that_are_tokens(codec, form, how):
         Bracketed: ' [{"name": "ping", "arguments": {}}]',
         FunctionTags: f"\n<function=ping>\n</function>\n{end}",
     }[type(form)]
-    matcher = mask_factory(codec, grammar, "tools")()._matcher
+    matcher = mask_factory(codec, grammar, "tools", given=[])()._matcher
     prose = codec.encode("so ") if how == "free" else []
     tokens = [*prose, marker, *codec.encode(body)]
     assert matcher.validate_tokens(tokens) == len(tokens)

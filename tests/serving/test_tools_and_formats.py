@@ -198,6 +198,8 @@ def test_json_object_with_two_choices(client):
         {"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}},
         {"type": "string", "pattern": "((a+)+)+$(?=b)"},
         {"type": "no_such_type"},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"type": "array", "minItems": 3, "maxItems": 2, "items": {"type": "integer"}},
     ],
 )
@@ -206,6 +208,24 @@ def test_schemas_that_cannot_be_followed(client, schema):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, response_format=shape)
     assert caught.value.body["param"] == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$ref": "#"}, "a text must be able to follow it, got {'$ref': '#'}"),
+        (
+            {"type": "string", "pattern": "(a"},
+            "regex parse error: error: unclosed group, got {'pattern': '(a', 'type': 'string'}",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_said_with_the_schema(client, schema, said):
+    shape = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, response_format=shape)
+    message = "Invalid value for 'response_format.json_schema.schema': " + said
+    assert caught.value.body["message"] == message
 
 
 def test_schemas_out_of_proportion(client):

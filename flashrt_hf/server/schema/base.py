@@ -15,6 +15,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from flash_rt.structures.loops.controls import BIAS_SLOTS
+
 from ..errors import ApiError, bad, unsupported
 
 MAX_STOPS = 16
@@ -22,7 +24,6 @@ MAX_STOP_CHARACTERS = 1024
 TYPES = frozenset({"str", "int", "float", "bool", "texts", "ids", "lists"})
 TAGS = frozenset({"system", "developer", "user", "assistant", "tool", "text", "image_url"})
 UNKNOWN = "unknown_field"
-MAX_BIASES = 1024
 MAX_COUNT = 2**31 - 1
 R = TypeVar("R", bound="Strict")
 
@@ -79,7 +80,7 @@ class SamplingRequest(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[
-        dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, small(MAX_BIASES)
+        dict[str, Annotated[float, Field(ge=-100, le=100)]] | None, small(BIAS_SLOTS)
     ] = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
