@@ -124,14 +124,15 @@ def gate(session: Session, started: flashrt.Started, ids: torch.Tensor) -> dict[
 
     forced = session.prompt(session.options.forced, seed=2)
     cache = session.options.cache
-    reference = precisions.dequantised(session.host, started.plan, torch.float32)
+    exact = precisions.reference_dtype(session.host)
+    reference = precisions.dequantised(session.host, started.plan, exact)
     host = session.host
     if started.plan.packing is not None:
         host = precisions.dequantised(session.host, started.plan, next(host.parameters()).dtype)
         started.runner.loop.reset()  # the prefill of the first token was recorded as it is
     with as_decoded():
         errors = compare_steps(
-            HostRunner("fp32", reference, cache_tokens=cache),
+            HostRunner("reference", reference, cache_tokens=cache),
             {
                 "flashrt": started.runner,
                 "host": HostRunner("host", host, cache_tokens=cache),

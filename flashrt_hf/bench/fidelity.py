@@ -35,7 +35,7 @@ def run(session: Session) -> dict[str, Any]:
     options = session.options
     ids, source = _windows(session, options.windows + options.calibrate)
     ids, calibration = ids[: options.windows], ids[options.windows :]
-    reference = copy.deepcopy(session.host).float()
+    reference = copy.deepcopy(session.host).to(precisions.reference_dtype(session.host))
     shared = dict(
         text=source,
         windows=options.windows,

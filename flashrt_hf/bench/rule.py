@@ -38,7 +38,8 @@ class LogitError:
                 "fidelity: logits must be [N, V] like the reference, "
                 f"got {tuple(logits.shape)} and {tuple(reference.shape)}"
             )
-        difference = logits.to(reference.device, torch.float32) - reference.to(torch.float32)
+        wide = torch.promote_types(reference.dtype, torch.float32)
+        difference = logits.to(reference.device, wide) - reference.to(wide)
         if not bool(difference.isfinite().all()):
             raise ValueError("fidelity: logits must be finite, got inf or nan")
         self.square_sum += float(difference.square().sum(dtype=torch.float64))

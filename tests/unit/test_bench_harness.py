@@ -168,6 +168,10 @@ def test_logit_error_is_that_of_the_formula():
     assert error.largest == 5.0
     assert error.top1 == 0.5
     assert error.positions == 2
+    near = reference[:1].double() + 2.0**-30  # below what fp32 tells from 1
+    error = rule.LogitError()
+    error.add(reference[:1], near)
+    assert error.rms == error.largest == 2.0**-30
     with pytest.raises(ValueError, match="must be finite"):
         error.add(torch.full((1, 3), math.nan), reference[:1])
     with pytest.raises(ValueError, match=r"must be \[N, V\]"):

@@ -98,6 +98,14 @@ def test_decode_of_a_wrong_model_stops_at_the_gate(tmp_path, monkeypatch):
     assert "runs" not in kept
 
 
+def test_a_host_in_fp32_has_errors_of_its_own(tmp_path):
+    found = run(tmp_path, "decode", *SMALL, *FAST, "--dtype", "fp32")
+    gate = found["parts"]["decode"]["gate"]
+    assert gate["passed"] is True
+    for name in ("flashrt", "host"):
+        assert 1e-8 < gate[name]["rms"] < 1e-5
+
+
 def test_context(tmp_path):
     found = run(tmp_path, "context", *SMALL, *FAST, "--cases", "64:32", "256:32", "64:32:fp8")
     cases = found["parts"]["context"]["cases"]
