@@ -34,6 +34,11 @@ class CudaPool:
         self._last_raw: int | None = None
         self._last: torch.cuda.Stream | None = None
 
+    @property
+    def unshared_bytes(self) -> int:
+        """Nothing: graphs under one handle share their memory."""
+        return 0
+
     def renew(self) -> None:
         """Take another handle; graphs recorded so far keep theirs, and its memory."""
         self.handle = torch.cuda.graph_pool_handle()

@@ -40,6 +40,10 @@ class Pool(Protocol):
 
     recorded: int
 
+    @property
+    def unshared_bytes(self) -> int:
+        """Memory that the living graphs keep each for itself; 0 where they share all of it."""
+
     def join(self) -> None:
         """Order the current stream after the last replay in this pool, whichever stream ran it.
 

@@ -130,7 +130,11 @@ class _Recorder(TorchDispatchMode):
 
 
 class TapeGraph:
-    """A recorded step on the CPU."""
+    """A recorded step on the CPU.
+
+    Attributes:
+        memory_bytes: everything it has allocated, which it keeps until it is released.
+    """
 
     def __init__(self, recorder: _Recorder, pool: TapePool) -> None:
         self._calls: list[_Call] | None = recorder.calls
@@ -142,6 +146,7 @@ class TapeGraph:
         }
         self._pool = pool
         self._aliases = recorder._aliases
+        self.memory_bytes = sum(t.untyped_storage().nbytes() for t in self._inside.values())
         pool.graphs.add(self)
 
     def replay(self) -> None:
@@ -191,6 +196,11 @@ class TapePool:
     def memory(self) -> AbstractContextManager[object]:
         """Ordinary memory."""
         return nullcontext()
+
+    @property
+    def unshared_bytes(self) -> int:
+        """What the recorded operations wrote to memory of their own."""
+        return sum(graph.memory_bytes for graph in self.graphs)
 
     def poison(self, keep: Iterable[int]) -> None:
         """Overwrite what the graphs of this pool produced, as another graph's run may."""

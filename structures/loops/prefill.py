@@ -19,6 +19,7 @@ SMALLEST = 16
 CAPTURED = 256  # more tokens take the device longer than their launches take the host
 CHUNK = 2048  # bounds the memory of a long prompt's activations
 MAX_GRAPHS = 60
+MAX_UNSHARED_BYTES = 1 << 28  # of recordings that share no memory; more prompts run unrecorded
 
 
 class Prefill:
@@ -94,7 +95,8 @@ class Prefill:
             self._logits(row, stream.x.index_select(0, self._last), stream, self._last)
 
         work()
-        self._graphs.put(key, self._backend.record(work, warmups=0, pool=self._pool))
+        if self._pool.unshared_bytes < MAX_UNSHARED_BYTES:
+            self._graphs.put(key, self._backend.record(work, warmups=0, pool=self._pool))
 
     def _logits(
         self, row: int, x: torch.Tensor, stream: Stream, last: torch.Tensor | slice

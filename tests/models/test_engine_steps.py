@@ -89,6 +89,26 @@ def test_a_step_that_nobody_reads_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     assert len(taken) == count + 9
 
 
+def test_prompts_beyond_the_memory_of_recordings_run_unrecorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = [request(w, w, max_new_tokens=4) for w in (9, 30, 60, 10, 31, 61)]
+    wanted = alone("llama", items)
+    with engine_of("llama", slots=1) as engine:
+        session = engine._session
+        assert session is not None
+        pool = session.pool
+        assert pool.unshared_bytes == 0
+        for index, item in enumerate(items):
+            handle = engine.submit(item)
+            assert tokens(drain(engine)[handle, 0]) == wanted[index]
+            if index == 1:  # a step, and prompts of 16 and 32
+                recorded, held = pool.recorded, pool.unshared_bytes
+                assert (recorded, held > 0) == (3, True)
+                monkeypatch.setattr("flash_rt.structures.loops.prefill.MAX_UNSHARED_BYTES", held)
+        assert (pool.recorded, pool.unshared_bytes) == (recorded, held)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_staged_values_are_those_at_the_call(device: str) -> None:
     target = torch.zeros(3, 4, device=place(device))
