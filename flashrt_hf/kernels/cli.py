@@ -43,7 +43,7 @@ def build(
         bool, typer.Option(help="Say so instead of failing where there is no nvcc.")
     ] = False,
 ) -> None:
-    """Write the reference variant of each family and compile it for CUDA where nvcc exists."""
+    """Write the reference variant of each family and compile it for CUDA with nvcc."""
     workspace = require_workspace()
     archs = [a for text in arch or [] for a in text.split(",")]
     if skip_without_nvcc and not cpu_only:

@@ -6,6 +6,7 @@ they give what eager torch does, the baseline.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -188,3 +189,42 @@ def with_residual_out(operands: dict[str, Any]) -> dict[str, Any]:
     if "branch" not in operands:
         return operands
     return {**operands, "residual_out": torch.full_like(operands["x"], float("nan"))}
+
+
+def replays_of(
+    step: Callable[[], tuple[torch.Tensor, ...]], ids: torch.Tensor, *, count: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Capture ``step``, which reads ``ids``, and replay it for ``count`` other ids.
+
+    Yields:
+        Each result of a replay, poisoned before it, beside the same result of eager.
+    """
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for seed in range(count):
+        drawn = torch.randint(512, ids.shape, generator=generator("cuda", seed), device="cuda")
+        ids.copy_(drawn)
+        expected = step()
+        for result in captured:
+            result.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        yield from zip(captured, expected, strict=True)
+
+
+def assert_neither_waits_nor_allocates(call: Callable[[], None]) -> None:
+    """``call`` does not synchronise with the GPU and leaves its allocator alone."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

@@ -136,25 +136,11 @@ def test_graph_replay_equals_eager(
     More than 8 rows run on torch's products, which may choose another way in a graph.
     """
     ids, step = make_step(family, form, rows, weights_static)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    for seed in range(10):
-        ids.copy_(torch.randint(512, (rows,), generator=cases.generator(cuda, seed), device=cuda))
-        expected = step()
-        for result in captured:
-            result.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        for result, wanted in zip(captured, expected, strict=True):
-            if rows <= 8:
-                assert_bitwise(result, wanted)
-            else:
-                assert (result - wanted).norm() <= 2**-5 * wanted.norm()
+    for result, wanted in cases.replays_of(step, ids, count=10):
+        if rows <= 8:
+            assert_bitwise(result, wanted)
+        else:
+            assert (result - wanted).norm() <= 2**-5 * wanted.norm()
 
 
 @pytest.mark.parametrize("form", packing.FORMATS)
@@ -170,15 +156,7 @@ def test_no_synchronisation_and_no_workspace(family: ModuleType, cuda: str, form
         family.linear(x, weight, residual=x, residual_out=stream, out=out, **arguments)
         family.embedding(ids, weight, out=out)
 
-    call()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    cases.assert_neither_waits_nor_allocates(call)
 
 
 @pytest.mark.parametrize("rows", [4, 12])

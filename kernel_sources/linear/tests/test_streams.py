@@ -182,22 +182,8 @@ def test_graph_replay_equals_eager(
 ) -> None:
     """Replays of a captured step give the bits of eager, for other inputs too."""
     ids, step = make_step(family, rows, weights_static)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    for seed in range(20):
-        ids.copy_(torch.randint(512, (rows,), generator=cases.generator(cuda, seed), device=cuda))
-        expected = step()
-        for result in captured:
-            result.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        for result, wanted in zip(captured, expected, strict=True):
-            assert_bitwise(result, wanted)
+    for result, wanted in cases.replays_of(step, ids, count=20):
+        assert_bitwise(result, wanted)
 
 
 def test_current_stream(family: ModuleType, cuda: str) -> None:
@@ -226,12 +212,4 @@ def test_no_synchronisation_and_no_workspace(family: ModuleType, cuda: str) -> N
     def call() -> None:
         family.linear(x, weight, residual=x, residual_out=stream, out=out, **arguments)
 
-    call()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    cases.assert_neither_waits_nor_allocates(call)
