@@ -171,14 +171,8 @@ def load_model(
             structures.attach(
                 handle, precision=precision, kv_cache=kv_cache, device=place, **quantising
             )
-        refusal = handle.loop_refusal if isinstance(handle, TextHandle) else None
-        if draft is not None and refusal is not None:
-            if not was_attached:
-                handle.detach()
-            raise ValueError(
-                f"{WHERE}: draft must be left out where the decode loop cannot run the model, got "
-                f"{shown(draft)}; {type(host).__name__}: {refusal}"
-            )
+        if draft is not None:
+            _check_draft(handle, draft, keep=was_attached)
     return handle
 
 
@@ -252,6 +246,24 @@ class _Request:
             memory.workspace_bytes(config, self.device, batch=1),
         )
         memory.check(estimate, self.device, source.name)
+
+
+def _check_draft(handle: Handle, draft: Any, *, keep: bool) -> None:
+    """Drafts are verified by the decode loop alone.
+
+    Raises:
+        ValueError: the loop cannot run the model, which is then detached unless ``keep``.
+    """
+    refusal = handle.loop_refusal if isinstance(handle, TextHandle) else None
+    if refusal is None:
+        return
+    kind = type(handle.model).__name__
+    if not keep:
+        handle.detach()
+    raise ValueError(
+        f"{WHERE}: draft must be left out where the decode loop cannot run the model, got "
+        f"{shown(draft)}; {kind}: {refusal}"
+    )
 
 
 def _handle(
