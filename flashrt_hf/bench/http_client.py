@@ -43,7 +43,16 @@ class Answer:
         return self.times[0] - self.start
 
     def rate(self, tokens: int) -> float:
-        """Tokens a second behind the first, of an answer of so many."""
+        """Tokens a second behind the first, of an answer of so many.
+
+        Raises:
+            RuntimeError: all text came at once, as where no token has a whole character.
+        """
+        if len(self.times) < 2:
+            raise RuntimeError(
+                f"rate: text must come in at least 2 pieces, got {len(self.times)} for {tokens} "
+                "tokens; ask for more tokens"
+            )
         return (tokens - 1) / (self.times[-1] - self.times[0])
 
     def take(self, data: dict[str, Any]) -> None:

@@ -324,15 +324,18 @@ class Engine:
         self._joining.clear()
 
     def _collect(self, events: list[TokenEvent], *, keep: int) -> None:
-        while self._outbox is not None and len(self._outbox) > keep:
-            for news in self._outbox.take():
+        outbox = self._outbox
+        if outbox is None:
+            return
+        outbox.skip_closed()
+        while len(outbox) > keep:
+            for news in outbox.take():
                 if self._alone is not None:
                     self._alone.took(news.answer, news.tokens, news.drafted)
                 for token in news.tokens:
                     if not news.answer.closed:
                         self._emit(news, token, events)
-        if self._outbox is not None:
-            self._outbox.skip_closed()
+            outbox.skip_closed()
 
     def _emit(self, news: News, token: int, events: list[TokenEvent]) -> None:
         answer = news.answer

@@ -60,19 +60,42 @@ def test_who_goes_on_behind_one_that_has_ended_keeps_its_own_tokens(steps: list[
     assert steps[-3:] == [1, 1, 1]  # it has moved into the first row
 
 
-def test_a_step_that_nobody_reads_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Reports] = []
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[Reports]:
+    """A report for each time that somebody waits for one."""
+    found: list[Reports] = []
     take = Reports.take
 
     def counting(self: Reports) -> bool:
-        taken.append(self)
+        found.append(self)
         return take(self)
 
+    monkeypatch.setattr(Reports, "take", counting)
+    return found
+
+
+def test_a_cancelled_answer_is_not_waited_for(taken: list[Reports]) -> None:
+    items = [request(5, max_new_tokens=40), request(9, 1, max_new_tokens=6)]
+    wanted = alone("llama", items)
+    taken.clear()
+    with engine_of("llama", slots=2) as engine:
+        first = engine.submit(items[0])
+        begun = [token for _ in range(3) for token in tokens(engine.step())]
+        assert begun == wanted[0][:3]
+        engine.cancel(first)
+        assert [event.finish_reason for event in engine.step()] == ["cancelled"]
+        assert engine.idle
+        assert len(taken) == 3
+        second = engine.submit(items[1])
+        assert tokens(drain(engine)[second, 0]) == wanted[1]
+
+
+def test_a_step_that_nobody_reads_is_not_waited_for(taken: list[Reports]) -> None:
     free = alone("llama", [request(6, max_new_tokens=30)])[0]
     count = free.index(free[4]) + 1
     after = request(11, max_new_tokens=9)
     wanted = alone("llama", [after])[0]
-    monkeypatch.setattr(Reports, "take", counting)
+    taken.clear()
     with engine_of("llama") as engine:
         stopping = engine.submit(request(6, max_new_tokens=30, stop_token_ids=(free[4],)))
         ended: list[Any] = []

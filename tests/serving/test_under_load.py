@@ -9,7 +9,7 @@ import pytest
 
 from flash_rt.flashrt_hf.bench import record, serve, table
 from flash_rt.flashrt_hf.bench.abuse import OVERSIZE_BYTES, Abuse
-from flash_rt.flashrt_hf.bench.http_client import ask
+from flash_rt.flashrt_hf.bench.http_client import Answer, ask
 from flash_rt.flashrt_hf.bench.server_process import server_process
 
 KEY = "a-key-of-tests"
@@ -83,6 +83,12 @@ def test_sigterm_under_load_ends_in_time(process):
         assert answer.whole
         assert answer.finish == "length" or answer.error == "shutting_down"
     assert not any("Traceback" in line for line in process.lines)
+
+
+def test_a_rate_is_of_what_came_behind_the_first_piece():
+    assert Answer(times=[1.0, 1.5, 3.0]).rate(9) == 4.0
+    with pytest.raises(RuntimeError, match="at least 2 pieces, got 1 for 9 tokens"):
+        Answer(times=[1.0]).rate(9)
 
 
 def test_the_benchmark_writes_a_record(monkeypatch_module, tmp_path):
