@@ -4,99 +4,21 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
+from flash_rt.structures import kernels
 from flash_rt.structures.loops import depth
-from flash_rt.structures.loops.cache import NO_TOKEN
-from flash_rt.structures.loops.depth import MOST, Depth, Yields
+from flash_rt.structures.loops.depth import Depth, Yields
 from flash_rt.structures.loops.lookup import Lookup, Watch
-from flash_rt.structures.loops.repeats import (
-    AGEING,
-    BEFORE_ALL,
-    CONTEXT,
-    NEWEST,
-    search,
-    similarity_weights,
-)
-
-SLOTS = 256
-NONE = [NO_TOKEN] * (MOST - 1)
-PLACES = torch.arange(SLOTS)
-WEIGHTS = torch.tensor(similarity_weights(), dtype=torch.int32)
 
 
-def drafts(ids: list[int], behind: int = 0) -> list[int]:
-    """What ``search`` finds for a text, in slots that hold ``behind`` from its end on."""
-    text = torch.full((CONTEXT + SLOTS,), behind)
-    text[:CONTEXT] = torch.tensor(BEFORE_ALL)
-    text[CONTEXT : CONTEXT + len(ids)] = torch.tensor(ids)
-    newest = torch.tensor([len(ids) - 1], dtype=torch.int32)
-    found = search(text, newest, weights=WEIGHTS, places=PLACES, ramp=PLACES[: MOST - 1])
-    return [int(token) for token in found]
-
-
-def by_definition(ids: list[int]) -> list[int]:
-    """The same, from the formulas of ``similarity_weights`` and ``search``."""
-
-    def agreement(place: int) -> int:
-        ages = range(min(CONTEXT, place))
-        same = (age for age in ages if ids[place - 1 - age] == ids[-1 - age])
-        return sum(round(NEWEST * AGEING**age) for age in same)
-
-    best = max(range(1, len(ids)), key=lambda place: (agreement(place), place), default=0)
-    if best == 0 or agreement(best) < NEWEST:
-        return NONE
-    return [ids[best + j % (len(ids) - best)] for j in range(MOST - 1)]
-
-
-def test_weights_fall_with_age() -> None:
-    assert similarity_weights() == [82, 118, 168, 240, 343, 490, 700, 1000]
-
-
-def test_drafts_are_what_followed() -> None:
-    assert drafts([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]) == [3, 4, 5, 6, 7, 8, 9]
-
-
-def test_drafts_run_into_themselves() -> None:
-    assert drafts([8, 1, 2, 3, 1, 2, 3]) == [1, 2, 3, 1, 2, 3, 1]
-    assert drafts([5, 5]) == [5] * 7
-
-
-def test_of_equals_the_latest_is_followed_and_a_longer_match_before_it() -> None:
-    assert drafts([1, 2, 50, 3, 1, 2, 60, 4, 1, 2])[0] == 60
-    assert drafts([1, 2, 3, 4, 50, 9, 3, 4, 60, 1, 2, 3, 4])[0] == 50
-
-
-@pytest.mark.parametrize("replaced", [[30], [30, 31], [30, 31, 32]])
-def test_a_copy_goes_on_behind_replaced_tokens(replaced: list[int]) -> None:
-    source = list(range(1, 20))
-    kept = len(replaced)
-    edited = [*source[:8], *replaced]
-    ids = [*source, 90, *edited]
-    wanted = source[8 + kept : 8 + kept + 7]
-    assert drafts(ids) == (wanted if kept < 3 else NONE)
-    # One more token of the copy is enough, however many were replaced before it.
-    assert drafts([*ids, wanted[0]]) == source[9 + kept : 16 + kept]
-
-
-@pytest.mark.parametrize("ids", [[1], [1, 2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [0, 1]])
-def test_nothing_that_repeats_gives_no_drafts(ids: list[int]) -> None:
-    assert drafts(ids) == NONE
-
-
-def test_what_lies_behind_the_text_is_not_looked_at() -> None:
-    for behind in (0, 1, 2, 3):
-        assert drafts([1, 2, 3], behind) == NONE
-        assert drafts([1, 2, 3, 1], behind) == [2, 3, 1, 2, 3, 1, 2]
-
-
-def test_every_search_is_by_the_definition() -> None:
-    draw = random.Random(1)
-    for count in (*range(1, 24), 100, SLOTS - 1, SLOTS):
-        for kinds in (2, 5, 40):
-            ids = [draw.randrange(kinds) for _ in range(count)]
-            assert drafts(ids) == by_definition(ids)
+def drafts(ids: list[int], count: int) -> list[int]:
+    """What the device finds for a text."""
+    out = torch.zeros(1, count, dtype=torch.int64)
+    none, last = torch.zeros(1, dtype=torch.int32), torch.tensor([len(ids) - 1], dtype=torch.int32)
+    sampling = kernels.family("sampling")
+    sampling.lookup_drafts(torch.tensor([ids]), out.new_zeros(1, 0), none, last, out=out)
+    return [int(token) for token in out[0]]
 
 
 def test_a_lookup_finds_what_followed_and_follows_it() -> None:
@@ -126,7 +48,7 @@ def decode(prompt: list[int], answer: list[int], yields: Yields) -> tuple[int, i
     while done < len(answer):
         count = watch.choose(len(answer) - done - 1, in_flight=1)
         watch.took(flying[1], flying[0], costs[flying[0] + 1])
-        found = drafts([*prompt, *answer[:done]])[:count] if count else []
+        found = drafts([*prompt, *answer[:done]], count) if count else []
         right = 0
         while right < count and found[right] == answer[done + right]:
             right += 1

@@ -45,6 +45,9 @@ def main() -> None:
     for vocab in options.vocab:
         for rows in options.rows:
             report_draws(sampling, rows, vocab)
+    print("\nlookup_drafts of 7 drafts, us per call")
+    for size in (512, 4096, 32768, 131072):
+        report_lookup(sampling, size)
 
 
 def report(sampling, dtype: torch.dtype, rows: int, vocab: int) -> None:
@@ -103,6 +106,23 @@ def report_draws(sampling, rows: int, vocab: int) -> None:
     calls.append(lambda: torch_top_p(logits, 0.8, 0.95))
     times = time_interleaved(*([call] * CALLS for call in calls))
     print(f"{rows:4}{vocab:8}" + "".join(f"{time:13.2f}" for time in times))
+
+
+def report_lookup(sampling, size: int) -> None:
+    """A text of ``size`` random tokens with its last eight at its start too."""
+    text = torch.randint(50_000, (1, size), device="cuda")
+    text[:, -8:] = text[:, :8]
+    none = torch.zeros(1, dtype=torch.int32, device="cuda")
+    last = torch.full_like(none, size - 1)
+    out = torch.empty(1, 7, dtype=torch.int64, device="cuda")
+
+    def search():
+        sampling.lookup_drafts(text, text[:, :0], none, last, out=out)
+
+    search()
+    torch.testing.assert_close(out, text[:, 8:15], rtol=0, atol=0)
+    [time] = time_interleaved([search] * CALLS)
+    print(f"{size:10}{time:10.2f}")
 
 
 def sequences(rows: int, device: str) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""The CUDA source of draws and log-probabilities, run thread by thread on the CPU.
+"""The CUDA source of draws, drafts and log-probabilities, run thread by thread on the CPU.
 
 Its tokens must be those of the reference, whatever the settings.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lookup_cases import arguments_of, by_definition
 from sampling_cases import state_of
 
 HERE = Path(__file__).parent
@@ -42,7 +43,7 @@ def emulated(tmp_path_factory):
     keys, count = COUNT_IN.subn(IN_PLACE, (source / "keys.cuh").read_text())
     assert count == 1
     (source / "keys.cuh").write_text(keys)
-    sources = [source / "sample.cu", source / "logprobs.cu"]
+    sources = [source / name for name in ("sample.cu", "logprobs.cu", "lookup_drafts.cu")]
     sources += [HERE / "emulation" / name for name in ("calls.cpp", "emulate.cpp")]
     flags = "-std=c++17 -O1 -w -fPIC -shared -ffp-contract=off -include emulate.h -x c++"
     places = [f"-I{HERE / 'emulation'}", f"-I{source}", "-isystem", str(headers)]
@@ -209,3 +210,20 @@ def check_logprobs(reference, library, case, scratch):
         torch.testing.assert_close(
             ours[index], expected[index], rtol=2e-6, atol=1e-5, equal_nan=True
         )
+
+
+def test_the_drafts_of_the_definition(emulated):
+    pick = random.Random(4)
+    for kinds in (2, 4, 30):
+        sizes = [1, 2, 3, 7, 8, 9, 40, 512, 513, 514, 700]
+        texts = [[pick.randrange(kinds) for _ in range(size)] for size in sizes]
+        arguments = arguments_of(texts, [pick.randint(0, size) for size in sizes], "cpu", behind=1)
+        for count in (1, 7):
+            out = torch.full((len(sizes), count), -9)
+            addresses = [tensor.data_ptr() for tensor in (*arguments, out)]
+            numbers = [*(text.stride(0) for text in arguments[:2]), *out.shape]
+            emulated.lookup_drafts(
+                (ctypes.c_void_p * len(addresses))(*addresses),
+                (ctypes.c_int64 * len(numbers))(*numbers),
+            )
+            assert out.tolist() == [by_definition(text, count) for text in texts]

@@ -1,6 +1,7 @@
 // Arguments of the `sampling` ops, unpacked for the launchers. Checks are in
 // torch-ext/sampling/ops.py.
 #include "common/row_tensor.h"
+#include "lookup_drafts.h"
 #include "registration.h"
 #include "sample.h"
 
@@ -161,6 +162,22 @@ void logprobs(const Tensor logits, const Tensor ids, Tensor workspace, Tensor ch
   check_launch(launch_logprobs(args, current_stream(logits)), "logprobs");
 }
 
+void lookup_drafts(const Tensor prompt, const Tensor tokens, const Tensor counts,
+                   const Tensor lengths, Tensor drafts) {
+  const DeviceGuard guard(drafts.get_device_index());
+  LookupDraftsArgs args{};
+  args.prompt = static_cast<const int64_t*>(prompt.data_ptr());
+  args.prompt_stride = prompt.stride(0);
+  args.tokens = static_cast<const int64_t*>(tokens.data_ptr());
+  args.tokens_stride = tokens.stride(0);
+  args.counts = static_cast<const int*>(counts.data_ptr());
+  args.lengths = static_cast<const int*>(lengths.data_ptr());
+  args.drafts = static_cast<int64_t*>(drafts.data_ptr());
+  args.num_rows = drafts.size(0);
+  args.num_drafts = static_cast<int>(drafts.size(1));
+  check_launch(launch_lookup_drafts(args, current_stream(drafts)), "lookup_drafts");
+}
+
 }  // namespace
 }  // namespace flashrt
 
@@ -170,6 +187,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
   ops.impl("sample_step", TORCH_BOX(&flashrt::sample_step));
   ops.impl("accept_drafts", TORCH_BOX(&flashrt::accept_drafts));
   ops.impl("logprobs", TORCH_BOX(&flashrt::logprobs));
+  ops.impl("lookup_drafts", TORCH_BOX(&flashrt::lookup_drafts));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

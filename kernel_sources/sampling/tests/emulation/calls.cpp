@@ -1,4 +1,5 @@
 // The launchers for ctypes: addresses and numbers in the order of test_sampling_emulated.py.
+#include "lookup_drafts.h"
 #include "sample.h"
 
 using namespace flashrt;
@@ -93,4 +94,18 @@ extern "C" void logprobs(void** addresses, const int64_t* numbers, const int64_t
   take(bytes, numbers);
   args.workspace = sample_workspace(workspace, bytes, args.vocab);
   launch_logprobs(args, nullptr);
+}
+
+extern "C" void lookup_drafts(void** addresses, const int64_t* numbers) {
+  LookupDraftsArgs args{};
+  take(args.prompt, addresses);
+  take(args.tokens, addresses);
+  take(args.counts, addresses);
+  take(args.lengths, addresses);
+  take(args.drafts, addresses);
+  take(args.prompt_stride, numbers);
+  take(args.tokens_stride, numbers);
+  take(args.num_rows, numbers);
+  take(args.num_drafts, numbers);
+  launch_lookup_drafts(args, nullptr);
 }

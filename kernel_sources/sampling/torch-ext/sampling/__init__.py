@@ -3,6 +3,7 @@
 from ._common.exports import unknown_name
 from .accept import accept_drafts
 from .logprobs import logprobs
+from .lookup import lookup_drafts
 from .ops import argmax, greedy_step, workspace
 from .sample import record_prompt, sample_step, sample_workspace
 
@@ -11,6 +12,7 @@ __all__ = [
     "argmax",
     "greedy_step",
     "logprobs",
+    "lookup_drafts",
     "record_prompt",
     "sample_step",
     "sample_workspace",

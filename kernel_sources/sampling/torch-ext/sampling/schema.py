@@ -38,3 +38,8 @@ define(
     "Tensor(c!) top_ids, Tensor(d!) top) -> ()",
     reference.logprobs,
 )
+define(
+    "lookup_drafts(Tensor prompt, Tensor tokens, Tensor counts, Tensor lengths, Tensor(a!) drafts) "
+    "-> ()",
+    reference.lookup_drafts,
+)
