@@ -247,3 +247,24 @@ def call(attention, arguments: dict[str, object], **more: object) -> torch.Tenso
 
 def assert_no_nan(tensor: torch.Tensor) -> None:
     assert not math.isnan(float(tensor.float().sum())), "poison reached the result"
+
+
+def one_row(attention, arguments, b, t, slots=None):
+    """Token t of sequence b as a call of its own, the tokens before it already cached."""
+    alone = {name: arguments[name][b : b + 1, t : t + 1] for name in "qkv"}
+    for name in ("k_cache", "v_cache"):
+        cache = arguments[name][b : b + 1]
+        if slots is not None:
+            longer = torch.full_like(cache, float("nan")).repeat(
+                1, 1, 1 + slots // cache.shape[2], 1
+            )
+            longer[:, :, : cache.shape[2]] = cache
+            cache = longer[:, :, :slots]
+        alone[name] = cache
+    if slots is not None and "cos" in arguments:
+        rows = arguments["cos"].shape[0]
+        for name in ("cos", "sin"):
+            table = arguments[name].repeat(1 + slots // rows, 1)
+            alone[name] = table[:slots]
+    alone["lengths"] = arguments["lengths"][b : b + 1] + t
+    return attention.attend(**(arguments | alone))

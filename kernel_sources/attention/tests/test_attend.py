@@ -7,6 +7,12 @@ from _common.buffers import Guarded, gapped_copy, offset_copy
 from _common.tolerance import assert_accurate, assert_bitwise
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SETTINGS = (
+    dict(dim=128, heads=8, kv_heads=2, norm="head"),
+    dict(dim=64, heads=16, kv_heads=1, norm="all"),
+    dict(dim=80, heads=4, kv_heads=4, rotary="interleaved", soft_cap=5.0),
+    dict(dim=256, heads=6, kv_heads=2, rotary_dim=64, window=300),
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -38,6 +44,30 @@ def test_poisoned_slots_are_really_needed(attention, device):
     arguments = cases.inputs(cases.Case(lengths=(100,)), torch.bfloat16, device)
     arguments["lengths"] += 1
     assert cases.call(attention, arguments).isnan().all()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "lengths,tokens,slots",
+    [((5, 127, 126, 128), 2, 2100), ((1022,), 8, 2100), ((2040, 900), 4, 2100), ((0,) * 8, 1, 130)],
+)
+def test_bits_of_a_row_are_its_own(attention, device, settings, lengths, tokens, slots):
+    case = cases.Case(lengths=lengths, tokens=tokens, slots=slots, **settings)
+    arguments = cases.inputs(case, torch.bfloat16, device)
+    together = attention.attend(**arguments)
+    cases.assert_no_nan(together)
+    for b in range(len(lengths)):
+        for t in range(tokens):
+            alone = cases.one_row(attention, arguments, b, t)
+            assert_bitwise(alone, together[b : b + 1, t : t + 1])
+    last = tokens - 1
+    longer = cases.one_row(attention, arguments, 0, last, slots=32768)
+    assert_bitwise(longer, together[:1, last:])
+    order = torch.arange(len(lengths) - 1, -1, -1, device=device)
+    moved = {
+        name: arguments[name][order] for name in ("q", "k", "v", "k_cache", "v_cache", "lengths")
+    }
+    assert_bitwise(attention.attend(**(arguments | moved)), together[order])
 
 
 @pytest.mark.parametrize("dim", [64, 48])

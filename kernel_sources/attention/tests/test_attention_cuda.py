@@ -1,62 +1,10 @@
-"""What only a GPU can show: row invariance in bits, graph replay, launch order, full caches."""
+"""What only a GPU can show: how blocks share, graph replay, launch order, full caches."""
 
 import attention_cases as cases
 import pytest
 import torch
 from _common.family import replayed, write_late
 from _common.tolerance import assert_bitwise
-
-SETTINGS = (
-    dict(dim=128, heads=8, kv_heads=2, norm="head"),
-    dict(dim=64, heads=16, kv_heads=1, norm="all"),
-    dict(dim=80, heads=4, kv_heads=4, rotary="interleaved", soft_cap=5.0),
-    dict(dim=256, heads=6, kv_heads=2, rotary_dim=64, window=300),
-)
-
-
-def one_row(attention, arguments, b, t, slots=None):
-    """Token t of sequence b as a call of its own, the tokens before it already cached."""
-    alone = {name: arguments[name][b : b + 1, t : t + 1] for name in "qkv"}
-    for name in ("k_cache", "v_cache"):
-        cache = arguments[name][b : b + 1]
-        if slots is not None:
-            longer = torch.full_like(cache, float("nan")).repeat(
-                1, 1, 1 + slots // cache.shape[2], 1
-            )
-            longer[:, :, : cache.shape[2]] = cache
-            cache = longer[:, :, :slots]
-        alone[name] = cache
-    if slots is not None and "cos" in arguments:
-        rows = arguments["cos"].shape[0]
-        for name in ("cos", "sin"):
-            table = arguments[name].repeat(1 + slots // rows, 1)
-            alone[name] = table[:slots]
-    alone["lengths"] = arguments["lengths"][b : b + 1] + t
-    return attention.attend(**(arguments | alone))
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize(
-    "lengths,tokens,slots",
-    [((5, 127, 126, 128), 2, 2100), ((1022,), 8, 2100), ((2040, 900), 4, 2100), ((0,) * 8, 1, 130)],
-)
-def test_bits_of_a_row_are_its_own(attention, cuda, settings, lengths, tokens, slots):
-    case = cases.Case(lengths=lengths, tokens=tokens, slots=slots, **settings)
-    arguments = cases.inputs(case, torch.bfloat16, cuda)
-    together = attention.attend(**arguments)
-    cases.assert_no_nan(together)
-    for b in range(len(lengths)):
-        for t in range(tokens):
-            alone = one_row(attention, arguments, b, t)
-            assert_bitwise(alone, together[b : b + 1, t : t + 1])
-    last = tokens - 1
-    longer = one_row(attention, arguments, 0, last, slots=32768)
-    assert_bitwise(longer, together[:1, last:])
-    order = torch.arange(len(lengths) - 1, -1, -1, device=cuda)
-    moved = {
-        name: arguments[name][order] for name in ("q", "k", "v", "k_cache", "v_cache", "lengths")
-    }
-    assert_bitwise(attention.attend(**(arguments | moved)), together[order])
 
 
 @pytest.mark.parametrize("dim,window", [(128, None), (64, 300)])
@@ -73,7 +21,7 @@ def test_bits_do_not_depend_on_how_blocks_share(attention, cuda, batch, slots, d
     cases.assert_no_nan(together)
     for b in range(batch):
         for alone_slots in (None, 32768):
-            alone = one_row(attention, arguments, b, 0, slots=alone_slots)
+            alone = cases.one_row(attention, arguments, b, 0, slots=alone_slots)
             assert_bitwise(alone, together[b : b + 1])
 
 

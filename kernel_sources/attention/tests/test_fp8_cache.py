@@ -7,7 +7,6 @@ import pytest
 import torch
 from _common.family import replayed, write_late
 from _common.tolerance import assert_bitwise
-from test_attention_cuda import one_row
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
@@ -125,10 +124,10 @@ def test_bits_of_a_row_are_its_own(attention, cuda, settings, lengths, tokens, s
     cases.assert_no_nan(together)
     for b in range(len(lengths)):
         for t in range(tokens):
-            alone = one_row(attention, arguments, b, t)
+            alone = cases.one_row(attention, arguments, b, t)
             assert_bitwise(alone, together[b : b + 1, t : t + 1])
     last = tokens - 1
-    longer = one_row(attention, arguments, 0, last, slots=32768)
+    longer = cases.one_row(attention, arguments, 0, last, slots=32768)
     assert_bitwise(longer, together[:1, last:])
 
 

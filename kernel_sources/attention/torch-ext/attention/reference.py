@@ -35,7 +35,10 @@ def attend(
     soft_cap: float,
     history_static: bool,
 ) -> None:
-    """The fused op, step by step. Lengths are read on the host here, and therefore checked."""
+    """The fused op, step by step. Lengths are read on the host here, and therefore checked.
+
+    Every row is a product of its own over its own slots: torch's products round by their shape.
+    """
     tokens, slots = q.shape[1], k_cache.shape[2]
     if q.numel() == 0:
         return
@@ -48,10 +51,13 @@ def attend(
         interleaved,
     )  # fmt: skip
     append(k, v, k_cache, v_cache, lengths, k_scale, v_scale)
-    live = int(lengths.max()) + tokens
-    caches = (k_cache[:, :, :live], v_cache[:, :, :live])
     scores = (scaling, window, soft_cap)
-    out.copy_(masked_attention(q, *caches, lengths, k_scale, v_scale, *scores))
+    for b, length in enumerate(lengths.tolist()):
+        for t in range(tokens):
+            one, live = (slice(b, b + 1), slice(t, t + 1)), length + t + 1
+            caches = (cache[b : b + 1, :, :live] for cache in (k_cache, v_cache))
+            position = lengths[b : b + 1] + t
+            out[one] = masked_attention(q[one], *caches, position, k_scale, v_scale, *scores)
 
 
 def norm_rope(
