@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from .worker import Worker, closed
 T = TypeVar("T")
 BODIES: list[type[BaseModel]] = [ChatRequest, CompletionRequest, EmbeddingRequest]
 SMALL_BODY_BYTES = 4096  # made ready for the model in less time than a thread takes to begin
+PREPARING_THREADS = 2  # a long text takes hundreds of bytes a token while it is tokenised
 FAILURES = openapi.errors(400, 401, 404, 408, 413, 415, 429, 503, 504)
 
 
@@ -53,6 +55,7 @@ class Server:
             model.engine, max_queue=config.max_queue, metrics=self.metrics, device=model.device
         )
         self._images = Images(config)
+        self._preparing = ThreadPoolExecutor(PREPARING_THREADS, "flash-rt prepare")
         self.metrics.gauge("queue_depth", "Requests that wait", lambda: self.worker.waiting)
         self.metrics.gauge("running", "Requests that have a slot", lambda: self.worker.running)
         counters = model.counters if model.engine is None else model.engine.counters
@@ -66,6 +69,7 @@ class Server:
             self.worker.start(asyncio.get_running_loop())
             yield
             await self.worker.drain(0.0)
+            self._preparing.shutdown(wait=False, cancel_futures=True)
 
         app = FastAPI(
             title="FlashRT",
@@ -156,7 +160,11 @@ class Server:
         if "chat" not in model.abilities:
             raise bad("The model does not chat", "model", "unsupported_endpoint")
         quick = chat.quick(body) and await _is_small(request)
-        plan = await _call(chat.prepare, body, model, self.config, self._images, here=quick)
+        given = (body, model, self.config, self._images)
+        if chat.has_images(body):  # they may be on their way for long, and hold up no text
+            plan = await asyncio.to_thread(chat.prepare, *given)
+        else:
+            plan = await self._prepare(chat.prepare, *given, here=quick)
         work = self._text_work(plan.request, plan.inputs, body, request, arrived, asyncio.Queue())
         exchange = TextExchange(self.worker, [work], plan.answers, request, self.metrics)
         head = Head("chat.completion", "chat.completion.chunk", model.name, "chatcmpl")
@@ -169,13 +177,20 @@ class Server:
         if model.engine is None:
             raise bad("The model writes no text", "model", "unsupported_endpoint")
         quick = await _is_small(request)
-        parts = await _call(completions.prepare, body, model, self.config, here=quick)
+        parts = await self._prepare(completions.prepare, body, model, self.config, here=quick)
         events: asyncio.Queue[Any] = asyncio.Queue()
         works = [self._text_work(r, None, body, request, arrived, events) for r, _ in parts]
         answers = [answer for _, several in parts for answer in several]
         exchange = TextExchange(self.worker, works, answers, request, self.metrics)
         head = Head("text_completion", "text_completion", model.name, "cmpl")
         return await self._answer(exchange, body, head, completions)
+
+    async def _prepare(self, function: Callable[..., T], *args: Any, here: bool) -> T:
+        """``function(*args)``: ``here``, or in another thread while other requests go on."""
+        if here:
+            return function(*args)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._preparing, function, *args)
 
     async def _answer(
         self, exchange: TextExchange, body: SamplingRequest, head: Head, form: Any
@@ -193,7 +208,8 @@ class Server:
         """OpenAI's embeddings."""
         body, arrived = await self._read(EmbeddingRequest, request)
         embedder = embeddings.check(self.model.embedder)
-        ids = await asyncio.to_thread(embedder.encode, body.inputs)
+        quick = await _is_small(request)
+        ids = await self._prepare(embedder.encode, body.inputs, here=quick)
         work = CallWork(
             client=self._client(request, body.user),
             deadline=arrived + self.config.request_timeout_s,
@@ -255,11 +271,6 @@ class Server:
 
 async def _is_small(request: Request) -> bool:
     return len(await request.body()) <= SMALL_BODY_BYTES
-
-
-async def _call(function: Callable[..., T], *args: Any, here: bool) -> T:
-    """``function(*args)``: ``here``, or in another thread while other requests go on."""
-    return function(*args) if here else await asyncio.to_thread(function, *args)
 
 
 Handler = Callable[[Request, Any], Any]

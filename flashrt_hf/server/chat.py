@@ -88,6 +88,16 @@ def quick(body: ChatRequest) -> bool:
     return plain and not body.tools and body.response_format is None
 
 
+def has_images(body: ChatRequest) -> bool:
+    """Whether ``prepare`` reads images, perhaps from elsewhere."""
+    return any(
+        isinstance(part, ImagePart)
+        for message in body.messages
+        if isinstance(message.content, (list, tuple))
+        for part in message.content
+    )
+
+
 def _tools(body: ChatRequest, form: ToolFormat | None) -> list[Function]:
     if not body.tools:
         for name in ("tool_choice", "parallel_tool_calls"):

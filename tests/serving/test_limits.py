@@ -1,8 +1,7 @@
-"""Keys, sizes, times, the queue and the end: what the server does when clients misbehave."""
+"""Keys, sizes, times and the queue: what the server does when clients misbehave."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -13,8 +12,6 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from serving_support import Running, fake, run_server, until
-
-from flash_rt.flashrt_hf.server import chat, completions
 
 ASK = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 5}
 LONG = ASK | {"max_tokens": 50_000, "stream": True}
@@ -187,42 +184,6 @@ def test_a_full_queue_says_when_to_come_back():
     assert engine.idle
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "here"),
-    [
-        ("completions", {"prompt": [1, 2, 3]}, True),
-        ("completions", {"prompt": "word " * 1000}, False),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, True),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hi " * 2000}]}, False),
-        (
-            "chat/completions",
-            {
-                "messages": [{"role": "user", "content": "hi"}],
-                "response_format": {"type": "json_object"},
-            },
-            False,
-        ),
-    ],
-)
-def test_what_takes_time_to_prepare_leaves_the_loop_to_others(monkeypatch, path, fields, here):
-    form = chat if path.startswith("chat") else completions
-    in_loop, prepare = [], form.prepare
-
-    def noting(*args):
-        try:
-            asyncio.get_running_loop()
-            in_loop.append(True)
-        except RuntimeError:
-            in_loop.append(False)
-        return prepare(*args)
-
-    monkeypatch.setattr(form, "prepare", noting)
-    with run_server(fake(FakeEngine())) as running:
-        body = {"model": "tiny", "max_tokens": 2} | fields
-        assert post(running, body, f"/v1/{path}").status_code == 200
-    assert in_loop == [here]
-
-
 def test_clients_take_turns_by_key_and_user():
     engine = FakeEngine(slots=1)
     engine.gate.clear()
@@ -343,76 +304,6 @@ def test_a_model_that_always_fails_is_broken():
         assert httpx.get(f"{running.url}/ready").status_code == 503
         answer = post(running)
         assert (answer.status_code, error_of(answer)["code"]) == (503, "broken")
-
-
-def test_the_end_lets_streams_finish_and_takes_no_more():
-    engine = FakeEngine(slots=2, delay_s=0.01)
-    with run_server(fake(engine), grace_s=20) as running:
-        url, events = f"{running.url}/v1/completions", []
-        with httpx.stream("POST", url, json=ASK | {"stream": True, "max_tokens": 60}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            threading.Thread(target=running.stop).start()
-            until(lambda: running.server.worker.state == "draining")
-            with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{running.url}/ready")
-            events = [line for line in lines if line]
-        assert len(events) == 60
-        assert events[-1] == "data: [DONE]"
-
-
-def test_the_end_of_the_grace_time_ends_streams_properly():
-    engine = FakeEngine(slots=1, delay_s=0.01)
-    with run_server(fake(engine), grace_s=0.3) as running:
-        url = f"{running.url}/v1/completions"
-        queued = []
-        with httpx.stream("POST", url, json=LONG) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            thread = threading.Thread(target=lambda: queued.append(post(running)))
-            thread.start()
-            until(lambda: running.server.worker.waiting == 1)
-            start = time.monotonic()
-            threading.Thread(target=running.stop).start()
-            events = [line for line in lines if line]
-        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
-        assert events[-1] == "data: [DONE]"
-        thread.join()
-        assert (queued[0].status_code, queued[0].headers["retry-after"]) == (503, "10")
-        assert time.monotonic() - start < 5
-    assert engine.idle
-
-
-def test_a_body_that_is_on_its_way_at_the_end_is_not_waited_for():
-    with run_server(fake(FakeEngine()), grace_s=20) as running:
-        host, port = running.url.removeprefix("http://").split(":")
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-        head += "Content-Type: application/json\r\nContent-Length: 500\r\n\r\n"
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(head.encode() + b'{"model":')
-            until(lambda: running.server.bodies.waiting == 1)
-            stopping = threading.Thread(target=running.stop)
-            stopping.start()
-            answer = b""
-            while part := connection.recv(65536):
-                answer += part
-        stopping.join(10)
-        assert not stopping.is_alive()
-    assert answer.startswith(b"HTTP/1.1 503 ")
-    assert b"shutting_down" in answer
-
-
-def test_a_client_that_does_not_read_cannot_hold_up_the_end():
-    engine = FakeEngine(slots=1)
-    with run_server(fake(engine), grace_s=0.2) as running:
-        url = f"{running.url}/v1/completions"
-        with httpx.stream("POST", url, json=LONG | {"max_tokens": 90_000}) as answer:
-            next(answer.iter_raw())
-            stopping = threading.Thread(target=running.stop)
-            stopping.start()
-            stopping.join(10)
-            assert not stopping.is_alive()
-    assert engine.idle
 
 
 def test_metrics(quick):
