@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "activation.cuh"
+#include "common/for_element.h"
 #include "common/launch.h"
 
 namespace flashrt {
@@ -67,14 +68,8 @@ cudaError_t launch_activation(ActivationArgs args, cudaStream_t stream) {
     if (args.dim == 0) return cudaSuccess;
     merge_contiguous(&args);
   }
-  switch (args.type) {
-    case ElementType::kBF16:
-      return launch_as<__nv_bfloat16>(args, stream);
-    case ElementType::kFP16:
-      return launch_as<__half>(args, stream);
-    default:
-      return launch_as<float>(args, stream);
-  }
+  return for_element(args.type,
+                     [&](auto element) { return launch_as<decltype(element)>(args, stream); });
 }
 
 }  // namespace flashrt

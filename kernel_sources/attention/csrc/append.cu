@@ -1,6 +1,7 @@
 // One warp a row: its key, then its value.
 #include "append.h"
 #include "attend_cache.cuh"
+#include "common/for_element.h"
 #include "common/launch.h"
 #include "common/pdl.cuh"
 
@@ -97,15 +98,9 @@ cudaError_t append_fp8(const AppendParams& params, ElementType type, cudaStream_
   const int64_t rows = params.batch * params.tokens * params.kv_heads;
   if (rows == 0) return cudaSuccess;
   const dim3 grid = grid_of(rows), block(32 * kWarps);
-  switch (type) {
-    case ElementType::kBF16:
-      return launch(append_fp8_kernel<__nv_bfloat16>, grid, block, 0, stream, params);
-    case ElementType::kFP16:
-      return launch(append_fp8_kernel<__half>, grid, block, 0, stream, params);
-    case ElementType::kFP32:
-      return launch(append_fp8_kernel<float>, grid, block, 0, stream, params);
-  }
-  return cudaErrorInvalidValue;
+  return for_element(type, [&](auto element) {
+    return launch(append_fp8_kernel<decltype(element)>, grid, block, 0, stream, params);
+  });
 }
 
 }  // namespace flashrt

@@ -1,4 +1,5 @@
 // One block a token; its warps take the token's query and key heads in turn.
+#include "common/for_element.h"
 #include "common/launch.h"
 #include "common/pdl.cuh"
 #include "norm_rope.h"
@@ -69,15 +70,8 @@ cudaError_t launch_type(const NormRopeParams& params, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t norm_rope(const NormRopeParams& params, ElementType type, cudaStream_t stream) {
-  switch (type) {
-    case ElementType::kBF16:
-      return launch_type<__nv_bfloat16>(params, stream);
-    case ElementType::kFP16:
-      return launch_type<__half>(params, stream);
-    case ElementType::kFP32:
-      return launch_type<float>(params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return for_element(type,
+                     [&](auto element) { return launch_type<decltype(element)>(params, stream); });
 }
 
 }  // namespace flashrt

@@ -1,6 +1,7 @@
 // out[i, :] = scale * table[ids[i], :], one block a row; an id outside the table writes NaN.
 #include <cmath>
 
+#include "common/for_element.h"
 #include "common/launch.h"
 #include "common/pdl.cuh"
 #include "common/vec.cuh"
@@ -39,16 +40,10 @@ cudaError_t launch_rows(const int64_t* ids, const void* table, int64_t table_str
 cudaError_t launch_embedding(const int64_t* ids, const void* table, int64_t table_stride, void* out,
                              int64_t num_ids, int64_t vocab, int d, float scale, ElementType type,
                              bool /*weights_static*/, cudaStream_t stream) {
-  switch (type) {
-    case ElementType::kBF16:
-      return launch_rows<__nv_bfloat16>(ids, table, table_stride, out, num_ids, vocab, d, scale,
-                                        stream);
-    case ElementType::kFP16:
-      return launch_rows<__half>(ids, table, table_stride, out, num_ids, vocab, d, scale, stream);
-    case ElementType::kFP32:
-      return launch_rows<float>(ids, table, table_stride, out, num_ids, vocab, d, scale, stream);
-  }
-  return cudaErrorInvalidValue;
+  return for_element(type, [&](auto element) {
+    return launch_rows<decltype(element)>(ids, table, table_stride, out, num_ids, vocab, d, scale,
+                                          stream);
+  });
 }
 
 }  // namespace flashrt

@@ -2,6 +2,7 @@
 // outside the table writes NaN. Sixteen columns a thread and step.
 #include <cmath>
 
+#include "common/for_element.h"
 #include "common/fp8.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
@@ -149,15 +150,9 @@ cudaError_t launch_packed_embedding(const int64_t* ids, const void* table, int64
   if (format == WeightFormat::kPlain) return cudaErrorInvalidValue;
   const PackedTable rows{
       static_cast<const uint8_t*>(table), table_stride, scale, scale_columns, format, vocab, d};
-  switch (type) {
-    case ElementType::kBF16:
-      return launch_packed_rows<__nv_bfloat16>(ids, rows, out, num_ids, factor, stream);
-    case ElementType::kFP16:
-      return launch_packed_rows<__half>(ids, rows, out, num_ids, factor, stream);
-    case ElementType::kFP32:
-      return launch_packed_rows<float>(ids, rows, out, num_ids, factor, stream);
-  }
-  return cudaErrorInvalidValue;
+  return for_element(type, [&](auto element) {
+    return launch_packed_rows<decltype(element)>(ids, rows, out, num_ids, factor, stream);
+  });
 }
 
 }  // namespace flashrt

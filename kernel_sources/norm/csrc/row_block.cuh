@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "common/chunk.cuh"
+#include "common/for_element.h"
 #include "common/fp8.cuh"
 #include "common/launch.h"
 #include "norm.h"
@@ -210,17 +211,10 @@ template <typename Select>
 cudaError_t launch_norm(NormArgs args, Select select, cudaStream_t stream) {
   if (args.num_rows == 0) return cudaSuccess;
   args.aligned = all_aligned(args);
-  switch (args.type) {
-    case ElementType::kBF16:
-      return launch_over_rows<__nv_bfloat16>(
-          args, [&](auto chunks) { return select(__nv_bfloat16{}, chunks); }, stream);
-    case ElementType::kFP16:
-      return launch_over_rows<__half>(
-          args, [&](auto chunks) { return select(__half{}, chunks); }, stream);
-    default:
-      return launch_over_rows<float>(
-          args, [&](auto chunks) { return select(float{}, chunks); }, stream);
-  }
+  return for_element(args.type, [&](auto element) {
+    return launch_over_rows<decltype(element)>(
+        args, [&](auto chunks) { return select(element, chunks); }, stream);
+  });
 }
 
 }  // namespace flashrt

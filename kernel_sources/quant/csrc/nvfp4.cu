@@ -1,9 +1,9 @@
 // NVFP4 in its row-major form: choose block scales and codes, and give values back.
 #include "common/chunk.cuh"
+#include "common/for_element.h"
 #include "common/fp8.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
-#include "for_element.h"
 #include "nvfp4.cuh"
 #include "quant.h"
 

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "common/chunk.cuh"
+#include "common/for_element.h"
 #include "common/fp8.cuh"
 #include "common/launch.h"
 #include "common/pdl.cuh"
-#include "for_element.h"
 #include "quant.h"
 
 namespace flashrt {

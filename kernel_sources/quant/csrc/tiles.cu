@@ -1,9 +1,9 @@
 // NVFP4 between its row-major form and the decode layout, and from the decode layout to values.
 // A thread takes one word of a tile at a time: eight elements of a row.
 #include "common/chunk.cuh"
+#include "common/for_element.h"
 #include "common/launch.h"
 #include "common/pdl.cuh"
-#include "for_element.h"
 #include "nvfp4.cuh"
 #include "quant.h"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "argmax.cuh"
+#include "common/for_element.h"
 #include "common/launch.h"
 
 namespace flashrt {
@@ -16,14 +17,9 @@ cudaError_t launch_with(ArgmaxArgs args, const Finish& finish, cudaStream_t stre
   args.aligned = rows_aligned(args.logits, args.logit_rows, element_bytes(args.type));
   const dim3 grid(static_cast<unsigned>(args.num_rows * args.num_slots));
   const dim3 block(kThreads);
-  switch (args.type) {
-    case ElementType::kBF16:
-      return launch(argmax_kernel<__nv_bfloat16, Finish>, grid, block, 0, stream, args, finish);
-    case ElementType::kFP16:
-      return launch(argmax_kernel<__half, Finish>, grid, block, 0, stream, args, finish);
-    default:
-      return launch(argmax_kernel<float, Finish>, grid, block, 0, stream, args, finish);
-  }
+  return for_element(args.type, [&](auto element) {
+    return launch(argmax_kernel<decltype(element), Finish>, grid, block, 0, stream, args, finish);
+  });
 }
 
 }  // namespace flashrt
