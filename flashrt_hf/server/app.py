@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import flash_rt
 
@@ -84,6 +85,7 @@ class Server:
         handlers: list[tuple[type[Exception], Any]] = [
             (ApiError, _api_error),
             (Gone, _gone),
+            (ClientDisconnect, _gone),  # before its body was whole
             (HTTPException, _http_error),
             (Exception, _unexpected),
         ]
@@ -280,7 +282,7 @@ async def _api_error(request: Request, error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, error.headers)
 
 
-async def _gone(request: Request, error: Gone) -> Response:
+async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 

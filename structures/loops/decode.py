@@ -328,26 +328,39 @@ class DecodeLoop:
                 counts=self.speculation,
             )
         with self.draft_sessions.use(1, self.max_len) as draft_session:
-            made = self._draft_model
-            if made is None or (made.target, made.session) != (session, draft_session):
-                if made is not None:
-                    made.release()
-                made = self._draft_model = DraftModel(session, draft_session)
-            return run_speculative(
-                session,
-                request,
-                FromModel(made, request, self._depth),
-                streamer,
-                observe=stops,
-                counts=self.speculation,
-            )
+            made = self._take_draft_model(session, draft_session)
+            try:
+                return run_speculative(
+                    session,
+                    request,
+                    FromModel(made, request, self._depth),
+                    streamer,
+                    observe=stops,
+                    counts=self.speculation,
+                )
+            finally:
+                self._keep_draft_model(made)
+
+    def _take_draft_model(self, session: Session, draft_session: Session) -> DraftModel:
+        """The one of the request before, or a new one; a request inside this one makes its own."""
+        made, self._draft_model = self._draft_model, None
+        if made is not None and (made.target, made.session) == (session, draft_session):
+            return made
+        if made is not None:
+            made.release()
+        return DraftModel(session, draft_session)
+
+    def _keep_draft_model(self, made: DraftModel) -> None:
+        if self._draft_model is not None:  # of a request inside
+            self._draft_model.release()
+        self._draft_model = made
 
     def reset(self) -> None:
         """Give caches and graphs back; the next call makes them again."""
         self._sessions.clear()
-        self._draft_model = None
         if self.draft_sessions is not None:
             self.draft_sessions.clear()
+        self._draft_model = None  # behind a request of another thread, which keeps its own
 
     @property
     def memory_bytes(self) -> int:

@@ -52,6 +52,7 @@ class Engine:
         self._joining: deque[Joining] = deque()
         self._pace = Pace.of(self._device)
         self._live: list[Answer | None] = []
+        self._events: list[TokenEvent] = []  # not returned yet
         self._outbox: Outbox | None = None
         self._alone: Alone | None = None
         self._stepping = threading.Lock()
@@ -121,7 +122,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or running that somebody waits for."""
-        return not (self.waiting or self.running or self._outbox)
+        return not (self.waiting or self.running or self._outbox or self._events)
 
     @property
     def running(self) -> int:
@@ -143,17 +144,26 @@ class Engine:
 
         Returns:
             The events since the last call, in order. The device may be a step ahead of them.
+
+        Raises:
+            Exception: whatever interrupts it, such as ``KeyboardInterrupt``. What ran then has
+                ended with "error", which the next call returns; what has no row yet goes on there.
         """
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("Engine.step: one thread at a time may step, got a second one")
         try:
             with plain_tensors(self._device):
-                return self._step()
+                self._step(self._events)
+        except BaseException as error:  # the rows and what is known of them may disagree
+            self._give_up(error, self._events)
+            raise
+        else:
+            events, self._events = self._events, []
+            return events
         finally:
             self._stepping.release()
 
-    def _step(self) -> list[TokenEvent]:
-        events: list[TokenEvent] = []
+    def _step(self, events: list[TokenEvent]) -> None:
         while self._inbox:
             self._waiting.append(self._inbox.popleft())
         if self._session is not None:
@@ -165,7 +175,6 @@ class Engine:
         self._see_masked(events)
         launched = self._decode(events)
         self._collect(events, keep=1 if launched else 0)
-        return events
 
     def _see_masked(self, events: list[TokenEvent]) -> None:
         """A grammar has to see a token before the next one is chosen."""
@@ -213,11 +222,10 @@ class Engine:
                 continue
             if None not in live:
                 return
-            gap = live.index(None)
-            answer = live.pop()
-            assert answer is not None and self._session is not None
-            self._session.move_row(len(live), gap, len(answer.prompt) + len(answer.tokens) + 1)
-            live[gap] = answer
+            gap, answer = live.index(None), live[-1]
+            assert self._session is not None
+            self._session.move_row(len(live) - 1, gap, len(answer.prompt) + len(answer.tokens) + 1)
+            live[gap], live[-1] = answer, None
 
     def _prefill(self, events: list[TokenEvent]) -> None:
         """One chunk of a prompt; the prompts that have a row take turns.
@@ -228,17 +236,22 @@ class Engine:
         if not self._joining:
             return
         self._pace.before()
-        joining = self._joining.popleft()
+        joining = self._joining[0]
         try:
             whole = joining.read()
             self._pace.behind()
             if whole:
-                self._join(joining)
-            else:
-                self._joining.append(joining)
+                self._choose(joining)
         except MASK_ERRORS as error:
+            self._joining.popleft()
             joining.session.prefixes.drop([joining.row])
             self._close(joining.answer, "error", events, error=error)
+            return
+        if whole:
+            self._join(joining)
+            self._joining.popleft()
+        else:
+            self._joining.rotate(-1)
 
     def _admit(self, events: list[TokenEvent]) -> None:
         """Rows for those who wait, as far as there are any."""
@@ -248,21 +261,24 @@ class Engine:
             answer = next((a for a in self._waiting if a.prompt not in reading), None)
             if answer is None:
                 return
-            self._waiting.remove(answer)
             try:
                 self._open_session(events)
             except LoopRefused as reason:
+                self._waiting.remove(answer)
                 self._close(answer, "error", events, error=reason)
                 continue
             assert self._session is not None
             taken = {joining.row for joining in self._joining}
             free = [row for row in range(len(self._live), self.slots) if row not in taken]
             self._joining.append(Joining.begin(self._session, answer, free))
+            self._waiting.remove(answer)
+
+    def _choose(self, joining: Joining) -> None:
+        known = self.draft is not None or joining.session.step.controls is not None
+        joining.choose(controlled=known or joining.answer.way != GREEDY)
 
     def _join(self, joining: Joining) -> None:
         session, answer, row = joining.session, joining.answer, joining.row
-        known = self.draft is not None or session.step.controls is not None
-        joining.choose(controlled=known or answer.way != GREEDY)
         assert self._outbox is not None
         self._outbox.post([(row, answer)], slice(row, row + 1))
         target = len(self._live)
@@ -310,17 +326,20 @@ class Engine:
             outbox.post(rows, slice(0, 1), drafted)
         return drafted > 0
 
-    def _give_up(self, error: RuntimeError, events: list[TokenEvent]) -> None:
-        """End all that runs; the next request gets another session."""
-        for answer in [a for a in self._live if a is not None]:
+    def _give_up(self, error: BaseException, events: list[TokenEvent]) -> None:
+        """End all that runs; prompts that are being read begin again."""
+        for answer in [a for a in self._live if a is not None and not a.closed]:
             self._close(answer, "error", events, error=error)
         self._live.clear()
         if self._session is not None and self._outbox is not None:
             self._outbox.clear()
             self._session.prefixes.forget()
-        for joining in reversed(self._joining):
-            joining.answer.filled = 0
-            self._waiting.appendleft(joining.answer)
+        if self._alone is not None:
+            self._alone.interrupt()
+        begun = [joining.answer for joining in self._joining if not joining.answer.closed]
+        for answer in reversed([a for a in begun if a not in self._waiting]):
+            answer.filled = 0
+            self._waiting.appendleft(answer)
         self._joining.clear()
 
     def _collect(self, events: list[TokenEvent], *, keep: int) -> None:

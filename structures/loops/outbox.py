@@ -88,7 +88,8 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget what was posted."""
-        self._posted.clear()
+        while self._posted:
+            self._pop()
         self._reports.begin()
 
     def _read_logprobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from engines import drain, engine_of, request, tokens
 
 from flash_rt import structures
 from flash_rt.structures import GenerationRequest
+from flash_rt.structures.loops.joining import Joining
+from flash_rt.structures.loops.outbox import Outbox
+from flash_rt.structures.loops.prefix import Prefixes
+from flash_rt.structures.loops.report import Reports
+from flash_rt.structures.loops.session import Session
 
 
 def test_a_hook_is_refused_by_name() -> None:
@@ -87,3 +93,59 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
         structures.decode_engine(model("llama"), max_len=32, slots=9)
     with pytest.raises(ValueError, match="decode_engine: max_len must be at least 2, got 1"):
         structures.decode_engine(model("llama"), max_len=1)
+
+
+PLACES: list[tuple[type, str]] = [
+    *((Session, name) for name in ("advance", "move_row", "choose_row", "copy_positions")),
+    *((Outbox, "post"), (Outbox, "take"), (Reports, "take"), (Prefixes, "match")),
+    *((Joining, "read"), (Joining, "choose")),
+]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no memory")], ids=repr)
+@pytest.mark.parametrize(("kind", "name"), PLACES)
+def test_a_step_that_fails_anywhere_leaves_no_answer_open_and_none_wrong(
+    kind: type, name: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, calls, stop = getattr(kind, name), 0, 0
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == stop:
+            raise error
+        found = method(self, *args, **kwargs)
+        if calls == stop + 1:
+            raise error
+        return found
+
+    with engine_of("llama", slots=2, draft="lookup") as engine:
+        limits = (3, 9, 14)
+        items = [request(6, i, max_new_tokens=n, reuse_prefix=False) for i, n in enumerate(limits)]
+        wanted = []
+        for item in items:
+            handle = engine.submit(item)
+            wanted.append(tokens(drain(engine)[handle, 0]))
+        monkeypatch.setattr(kind, name, interrupted)
+        for stop in (1, 3):
+            calls, found = 0, defaultdict(list)
+            handles = [engine.submit(item) for item in items]
+            while not engine.idle:
+                try:
+                    drain(engine, found)
+                except (KeyboardInterrupt, RuntimeError) as raised:
+                    assert raised is error
+            assert calls >= 1
+            for handle, right in zip(handles, wanted, strict=True):
+                events = found[handle, 0]
+                ended = [e for e in events if e.finish_reason is not None]
+                assert ended == events[-1:] and handle.done
+                assert tokens(events) == right[: len(tokens(events))]
+                if events[-1].error is None:
+                    assert tokens(events) == right
+                else:
+                    assert events[-1].error is error
+            stop = calls + 10**6
+            again = [engine.submit(item) for item in items]
+            answers = drain(engine)
+            assert [tokens(answers[handle, 0]) for handle in again] == wanted

@@ -240,6 +240,31 @@ def test_a_draft_model_that_moves_is_recorded_again() -> None:
         assert len(names) == 1
 
 
+@pytest.mark.usefixtures("_always")
+def test_a_request_inside_another_drafts_by_the_same_model_and_leaves_nothing() -> None:
+    ids, _ = prompt(1, 20)
+    options: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": ()}
+    inner: list[torch.Tensor] = []
+
+    class Asking(Recorder):
+        def put(self, value: torch.Tensor) -> None:
+            super().put(value)
+            if len(self.puts) in (3, 6):
+                inner.append(loop.generate(ids[:, :7], **options))
+
+    with loop_of("llama") as plain:
+        wanted, within = plain.generate(ids, **options), plain.generate(ids[:, :7], **options)
+        loop = structures.decode_loop(
+            model("llama"), max_len=128, draft=copy.deepcopy(near("llama"))
+        )
+        for _ in range(2):
+            assert torch.equal(loop.generate(ids, streamer=Asking(), **options), wanted)
+        assert len(inner) == 4 and all(torch.equal(found, within) for found in inner)
+        [session] = loop._sessions._kept.values()
+        names = {key[0] for key in session._recorded if str(key[0]).startswith("draft")}
+        assert len(names) == 1
+
+
 def test_a_draft_that_does_not_pay_stops_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -146,6 +146,33 @@ def test_a_body_that_does_not_come(quick):
     assert time.monotonic() - start < 4
 
 
+def test_a_client_that_leaves_within_its_body_is_no_failure_of_the_server():
+    async def send(server):
+        parts = [
+            {"type": "http.request", "body": b'{"model"', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+        sent = []
+
+        async def receive():
+            return parts.pop(0)
+
+        async def take(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http", "root_path": ""}
+        await server.app(scope | {"client": ("127.0.0.1", 1)}, receive, take)
+        return sent
+
+    with run_server(fake(FakeEngine())) as running:
+        begin, *_ = asyncio.run(send(running.server))
+        text = httpx.get(f"{running.url}/metrics").text
+    assert begin["status"] == 499
+    assert 'status="499"} 1.0' in text and 'status="500"' not in text
+
+
 def test_a_request_that_does_not_come(quick):
     assert raw(quick, b"") == b""
     assert raw(quick, b"GET / HT") == b""
