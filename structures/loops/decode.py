@@ -339,7 +339,8 @@ class DecodeLoop:
                     counts=self.speculation,
                 )
             finally:
-                self._keep_draft_model(made)
+                if self._sessions.keeps(session):  # not within another request, nor after a reset
+                    self._draft_model = made
 
     def _take_draft_model(self, session: Session, draft_session: Session) -> DraftModel:
         """The one of the request before, or a new one; a request inside this one makes its own."""
@@ -349,11 +350,6 @@ class DecodeLoop:
         if made is not None:
             made.release()
         return DraftModel(session, draft_session)
-
-    def _keep_draft_model(self, made: DraftModel) -> None:
-        if self._draft_model is not None:  # of a request inside
-            self._draft_model.release()
-        self._draft_model = made
 
     def reset(self) -> None:
         """Give caches and graphs back; the next call makes them again."""

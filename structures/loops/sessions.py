@@ -215,6 +215,10 @@ class Sessions:
         """Logits of a position."""
         return self.spec.head.projection.bound(self._model).weight.shape[0]
 
+    def keeps(self, session: Session) -> bool:
+        """Whether a later request may get this one."""
+        return any(kept is session for kept in self._kept.values())
+
     def clear(self) -> None:
         """Give caches and graphs back."""
         with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -263,6 +265,30 @@ def test_a_request_inside_another_drafts_by_the_same_model_and_leaves_nothing() 
         [session] = loop._sessions._kept.values()
         names = {key[0] for key in session._recorded if str(key[0]).startswith("draft")}
         assert len(names) == 1
+
+
+def test_a_loop_that_is_reset_within_a_request_holds_nothing_behind_it() -> None:
+    ids, _ = prompt(1, 20)
+    options: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": ()}
+    sessions: list[weakref.ref[Any]] = []
+
+    class Resetting(Recorder):
+        def put(self, value: torch.Tensor) -> None:
+            super().put(value)
+            if len(self.puts) == 4:
+                for each in (loop._sessions, loop.draft_sessions):
+                    sessions.extend(map(weakref.ref, each._kept.values()))
+                loop.reset()
+
+    with loop_of("llama") as plain:
+        wanted = plain.generate(ids, **options)
+        loop = structures.decode_loop(
+            model("llama"), max_len=128, draft=copy.deepcopy(near("llama"))
+        )
+        assert torch.equal(loop.generate(ids, streamer=Resetting(), **options), wanted)
+        gc.collect()
+        assert len(sessions) == 2 and [found() for found in sessions] == [None, None]
+        assert torch.equal(loop.generate(ids, **options), wanted)
 
 
 def test_a_draft_that_does_not_pay_stops_and_is_tried_again(
