@@ -92,6 +92,12 @@ def generation_request(
     stops = () if body.ignore_eos else codec.stop_ids
     extra = tuple(body.stop_token_ids or ())
     _check_ids(extra, codec.vocabulary, "stop_token_ids")
+    if (body.min_tokens or 0) > (max_new or room):
+        raise bad(
+            f"Invalid value for 'min_tokens': must be at most the {max_new or room} tokens that "
+            f"the answer may have, got {body.min_tokens}",
+            "min_tokens",
+        )
     if body.min_tokens and len(stops) + len(extra) > EOS_SLOTS:
         raise bad(
             f"Invalid value for 'stop_token_ids': with 'min_tokens' and the model's {len(stops)} "

@@ -86,6 +86,8 @@ def decode_loop(
         raise ValueError(f"decode_loop: batch_size must be 1 to {MAX_BATCH}, got {batch_size}")
     if isinstance(draft, str) and draft != "lookup":
         raise ValueError(f'decode_loop: draft must be "lookup" or a model, got {draft!r}')
+    if draft is not None and not isinstance(draft, (str, nn.Module)):
+        raise TypeError(f'decode_loop: draft must be "lookup" or a model, got {draft!r}')
     host, sessions = open_decoder("decode_loop", model, max_len, kv_cache)
     loop = DecodeLoop(host, sessions, max_len=max_len, batch_size=batch_size, draft=draft)
     if draft is not None and draft != "lookup":

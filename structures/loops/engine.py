@@ -416,6 +416,7 @@ def decode_engine(
     if not 1 <= slots <= MAX_SLOTS:
         raise ValueError(f"decode_engine: slots must be 1 to {MAX_SLOTS}, got {slots}")
     if draft not in (None, "lookup"):
-        raise ValueError(f'decode_engine: draft must be "lookup" or None, got {draft!r}')
+        found = repr(draft) if isinstance(draft, str) else type(draft).__name__
+        raise ValueError(f'decode_engine: draft must be "lookup" or None, got {found}')
     host, sessions = open_decoder("decode_engine", model, max_len, kv_cache)
     return Engine(host, sessions, max_len=max_len, slots=slots, draft=draft)

@@ -126,6 +126,10 @@ def test_rows_of_a_batch_are_decoded_plainly() -> None:
 def test_another_draft_is_refused() -> None:
     with pytest.raises(ValueError, match='draft must be "lookup" or a model, got .medusa.'):
         structures.decode_loop(model("llama"), max_len=64, draft="medusa")
+    with pytest.raises(TypeError, match='decode_loop: draft must be "lookup" or a model, got 5'):
+        structures.decode_loop(model("llama"), max_len=64, draft=5)
+    with pytest.raises(ValueError, match="decode_engine: draft must be .*, got LlamaForCausalLM$"):
+        structures.decode_engine(model("llama"), max_len=64, draft=model("llama"))
 
 
 @pytest.mark.usefixtures("_always")

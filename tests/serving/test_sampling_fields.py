@@ -147,6 +147,12 @@ def test_top_k_one_and_temperature_zero_are_greedy(client, alone, text_of):
             "Invalid value for 'stop_token_ids': with 'min_tokens' and the model's 1 own at most 7 "
             "ids are allowed, got 8",
         ),
+        (
+            {"extra_body": {"min_tokens": 4}},
+            "min_tokens",
+            "Invalid value for 'min_tokens': must be at most the 3 tokens that the answer may "
+            "have, got 4",
+        ),
     ],
 )
 def test_what_a_row_has_no_room_for_is_named(client, fields, param, said):
