@@ -77,7 +77,7 @@ def test_at_most_two_chunks_are_queued_on_a_device(monkeypatch: pytest.MonkeyPat
             assert queued.pop(0) is self
 
     with engine_of("llama", slots=2) as engine:
-        engine._pace = Pace(Event)
+        engine._scheduler._pace = Pace(Event)
         handle = engine.submit(request(90, max_new_tokens=3))
         assert len(tokens(drain(engine)[handle, 0])) == 3
     assert most == 2

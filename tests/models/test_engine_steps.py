@@ -118,7 +118,7 @@ def test_prompts_beyond_the_memory_of_recordings_run_unrecorded(
     items = [request(w, w, max_new_tokens=4) for w in (9, 30, 60, 10, 31, 61)]
     wanted = alone("llama", items)
     with engine_of("llama", slots=1) as engine:
-        session = engine._session
+        session = engine._scheduler.session
         assert session is not None
         pool = session.pool
         assert pool.unshared_bytes == 0
