@@ -107,9 +107,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or running that somebody waits for."""
-        return not (
-            self.waiting or self.running or self._scheduler.expects_reports or self._events
-        )
+        return not (self.waiting or self.running or self._scheduler.expects_reports or self._events)
 
     @property
     def running(self) -> int:
