@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from . import flashrt, precisions, rule, timing
+from . import flashrt, models, precisions, rule, timing
 from .fidelity import compare_steps
-from .peers import HostRunner, Runner, is_quantised, make_peer
+from .peers import HostRunner, Runner, make_peer
+from .quantised_peers import is_quantised
 from .session import Session, say
 
 
@@ -72,8 +73,8 @@ def run(session: Session) -> dict[str, Any]:
             for name in options.peers
         ]
         runners += peers
-        read = {p.name: p.weight_bytes for p in peers if p.weight_bytes is not None}
-        result["runs"] = time_runners(session, runners, ids, ours, read)
+        theirs = {peer.name: models.traffic(peer.model).weight_bytes for peer in peers}
+        result["runs"] = time_runners(session, runners, ids, ours, theirs)
     finally:
         for one in started:
             one.plan.detach()
@@ -158,7 +159,7 @@ def time_runners(
     runners: list[Runner],
     ids: torch.Tensor,
     ours: dict[str, int],
-    read: dict[str, int],
+    theirs: dict[str, int],
 ) -> dict[str, Any]:
     """Warm every runner up, then time first token and inter-token time, interleaved.
 
@@ -167,7 +168,7 @@ def time_runners(
 
     Args:
         ours: names of FlashRT's runners, and the bytes of weights that their steps read.
-        read: the same bytes of peers that do not read the model's own weights.
+        theirs: the same of the peers.
     """
     options, device = session.options, session.device
     result, tokens = warm_up(session, runners, ids, ours)
@@ -181,9 +182,10 @@ def time_runners(
         rounds=options.repeats,
         budget_s=options.peer_seconds,
     )
+    weight_bytes = ours | theirs
     cache_bytes = session.traffic.cache_bytes_per_position * (options.prompt + options.new / 2)
     for name, found in samples.items():
-        step_bytes = (ours | read).get(name, session.traffic.weight_bytes) + cache_bytes
+        step_bytes = weight_bytes[name] + cache_bytes
         result[name] |= dict(
             first_token_ms=first[name].median_ms,
             ms_per_token=found.median_ms,

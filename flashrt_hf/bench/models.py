@@ -173,9 +173,9 @@ def traffic(model: PreTrainedModel) -> Traffic:
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    weights = parameter_bytes(model)
     if not tied:
-        weights -= embedding.numel() * embedding.element_size()
+        weights -= stored_bytes(embedding)
     text = model.config.get_text_config()
     row = (
         2
@@ -188,8 +188,16 @@ def traffic(model: PreTrainedModel) -> Traffic:
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all parameters, tied ones once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    """Bytes of all parameters as they are stored, tied ones once."""
+    return sum(map(stored_bytes, model.parameters()))
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor, or of what one of a quantised kind is made of."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor.numel() * tensor.element_size()
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return sum(stored_bytes(getattr(tensor, name)) for name in names)
 
 
 def prompt_ids(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from .quantised_peers import MODE, PREFIX, QUANTISED_PEERS, quantised, step_weight_bytes
+from .quantised_peers import MODE, QUANTISED_PEERS, is_quantised, quantised
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,9 +49,6 @@ class HostRunner:
         cache_tokens: length of the static cache.
         mode: ``torch.compile`` mode of the decode step, None for eager; the prefill is eager.
         backend: backend of ``torch.compile``; the tests use ``"aot_eager"``.
-
-    Attributes:
-        weight_bytes: what a decode step reads of weights, where it is not what the model has.
     """
 
     def __init__(
@@ -64,8 +61,7 @@ class HostRunner:
         backend: str = "inductor",
     ) -> None:
         self.name = name
-        self.weight_bytes: int | None = None
-        self._model = model
+        self.model = model
         self._cache_tokens = cache_tokens
         self._cache: Any = None
         self._rows = 0
@@ -82,7 +78,7 @@ class HostRunner:
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits ``[B, V]`` of the last position; the cache advances by ``ids.shape[1]``."""
-        output = self._model(
+        output = self.model(
             input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1
         )
         return output.logits[:, -1]  # type: ignore[no-any-return]
@@ -95,7 +91,7 @@ class HostRunner:
         from transformers import StaticCache
 
         if self._cache is None or self._rows != rows:
-            self._cache = StaticCache(config=self._model.config, max_cache_len=self._cache_tokens)
+            self._cache = StaticCache(config=self.model.config, max_cache_len=self._cache_tokens)
             self._rows = rows
         else:
             self._cache.reset()
@@ -134,14 +130,6 @@ def make_peer(
     if name not in PEERS:
         raise ValueError(f"bench: peer must be one of {', '.join(PEERS)}, got {name!r}")
     mode = COMPILE_MODES.get(name)
-    if name in QUANTISED_PEERS:
+    if is_quantised(name):
         model, mode = quantised(name, model), MODE
-    runner = HostRunner(name, model, cache_tokens=cache_tokens, mode=mode, backend=backend)
-    if name in QUANTISED_PEERS:
-        runner.weight_bytes = step_weight_bytes(model)
-    return runner
-
-
-def is_quantised(name: str) -> bool:
-    """Whether a peer's weights have fewer bits than the model's."""
-    return name.startswith(PREFIX)
+    return HostRunner(name, model, cache_tokens=cache_tokens, mode=mode, backend=backend)

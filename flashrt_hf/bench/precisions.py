@@ -54,12 +54,12 @@ def attach(
     )
 
 
-@torch.no_grad()
 def reference_dtype(host: PreTrainedModel) -> torch.dtype:
     """What errors are measured against: fp32, and fp64 for a host that is fp32 itself."""
     return torch.float64 if host.dtype is torch.float32 else torch.float32
 
 
+@torch.no_grad()
 def dequantised(host: PreTrainedModel, plan: structures.Plan, dtype: torch.dtype) -> Any:
     """A copy of ``host`` in ``dtype`` whose weights are what the plan's packed copies stand for."""
     twin = copy.deepcopy(host).to(dtype)

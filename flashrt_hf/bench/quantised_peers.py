@@ -15,9 +15,14 @@ from . import models
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PREFIX = "torchao-"
-QUANTISED_PEERS = (f"{PREFIX}fp8", f"{PREFIX}int4")
+FP8, INT4 = "torchao-fp8", "torchao-int4"
+QUANTISED_PEERS = (FP8, INT4)
 MODE = "max-autotune"
+
+
+def is_quantised(name: str) -> bool:
+    """Whether a peer's weights have fewer bits than the model's."""
+    return name in QUANTISED_PEERS
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -30,7 +35,7 @@ def check(name: str, device: torch.device, dtype: torch.dtype) -> None:
         import torchao.quantization  # noqa: F401
     except ImportError as error:
         raise ValueError(f"bench: peer {name!r} needs the package torchao: {error}") from None
-    if name == f"{PREFIX}int4" and (device.type != "cuda" or dtype is not torch.bfloat16):
+    if name == INT4 and (device.type != "cuda" or dtype is not torch.bfloat16):
         raise ValueError(
             f"bench: peer {name!r} must run in bfloat16 on CUDA, got {dtype} on {device}"
         )
@@ -49,27 +54,8 @@ def quantised(name: str, model: PreTrainedModel) -> PreTrainedModel:
     from torchao.quantization import Float8WeightOnlyConfig, Int4WeightOnlyConfig, quantize_
 
     config: Any = Float8WeightOnlyConfig()
-    if name == f"{PREFIX}int4":
+    if name == INT4:
         config = Int4WeightOnlyConfig(group_size=128, int4_packing_format="tile_packed_to_4d")
     twin = models.alias(model)
     quantize_(twin, config)
     return twin
-
-
-def step_weight_bytes(model: PreTrainedModel) -> int:
-    """Weights that a decode step reads: all but an input embedding that is not the head."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    tied = head is not None and head.weight is embedding
-    return sum(
-        _stored_bytes(parameter)
-        for parameter in model.parameters()
-        if tied or parameter is not embedding
-    )
-
-
-def _stored_bytes(tensor: torch.Tensor) -> int:
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None or type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return tensor.numel() * tensor.element_size()
-    names, _ = flatten()
-    return sum(_stored_bytes(getattr(tensor, name)) for name in names)

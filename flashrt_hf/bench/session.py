@@ -72,7 +72,7 @@ def open_session(options: argparse.Namespace) -> Session:
     """Build the model and begin the record."""
     device = torch.device(options.device)
     dtype = DTYPES[options.dtype]
-    for name in set(options.peers) & set(quantised_peers.QUANTISED_PEERS):
+    for name in filter(quantised_peers.is_quantised, options.peers):
         quantised_peers.check(name, device, dtype)
     say(f"building {options.model} ({options.dtype}) on {device}")
     model = load_host(options.model, device=device, dtype=dtype)
