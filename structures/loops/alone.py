@@ -8,7 +8,7 @@ from collections import deque
 import torch
 
 from .answer import Answer
-from .depth import MOST, Yields
+from .depth import Yields, room_for_drafts
 from .lookup import Watch
 from .session import Session
 
@@ -40,13 +40,16 @@ class Alone:
             self._timed = deque([False] * len(in_flight))
             prompt = torch.tensor(answer.prompt, dtype=torch.int64, device="cpu")
             self._session.repeats.begin(prompt)
-        done = len(answer.tokens)
-        most = done + sum(drafted + 1 for drafted in in_flight)
-        left = answer.limit - done - len(in_flight)
-        room = min(left - 1, max_len - len(answer.prompt) - most - MOST)
+        room = room_for_drafts(
+            done=len(answer.tokens),
+            limit=answer.limit,
+            prompt=len(answer.prompt),
+            max_len=max_len,
+            in_flight=in_flight,
+        )
         if not in_flight:
             self._since = time.perf_counter()
-        count = self._watch.choose(max(room, 0), in_flight=len(in_flight))
+        count = self._watch.choose(room, in_flight=len(in_flight))
         known = self._session.is_recorded((answer.way, 1))
         if count:
             known = self._session.repeats.queue(count, answer.way)

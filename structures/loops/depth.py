@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 WIDTHS = (2, 4, 8)  # tokens of a verification: its graphs; attention takes up to eight
 MOST = WIDTHS[-1]
 STRONGEST = 12
@@ -18,6 +20,21 @@ FIRST_COSTS = {2: 1.15, 4: 1.2, 8: 1.3}
 def first_truth(strength: int) -> float:
     """How often a draft of this strength comes true, until measured."""
     return min(0.3 + 0.05 * strength, 0.9)
+
+
+def room_for_drafts(
+    *, done: int, limit: int, prompt: int, max_len: int, in_flight: Sequence[int]
+) -> int:
+    """Drafts of the next step: no more than there may be tokens, or slots behind all drafts.
+
+    Args:
+        done: tokens that are known, of at most ``limit``.
+        prompt: positions before the first of them, of at most ``max_len`` altogether.
+        in_flight: drafts of each step whose tokens are not known; it brings one at least.
+    """
+    left = limit - done - len(in_flight)
+    most = done + sum(drafted + 1 for drafted in in_flight)
+    return max(0, min(left - 1, max_len - prompt - most - MOST))
 
 
 class Costs:

@@ -10,7 +10,7 @@ import torch
 
 from .cache import NO_TOKEN
 from .controls import way_of
-from .depth import MOST, Yields
+from .depth import Yields, room_for_drafts
 from .lookup import Watch
 from .request import Request
 from .run import Observe, Streamer
@@ -163,10 +163,15 @@ class _Run:
         return self._request.max_new - len(self.tokens) - len(self._posted)
 
     def _plan(self) -> int:
-        """Drafts of the next step: no more than there may be tokens, or slots behind all drafts."""
-        most = len(self.tokens) + sum(posted.drafted + 1 for posted in self._posted)
-        room = self._session.max_len - self._request.lengths[0] - most - MOST
-        return self._drafter.plan(max(min(room, self._left - 1), 0), len(self._posted))
+        """Drafts of the next step."""
+        room = room_for_drafts(
+            done=len(self.tokens),
+            limit=self._request.max_new,
+            prompt=self._request.lengths[0],
+            max_len=self._session.max_len,
+            in_flight=[posted.drafted for posted in self._posted],
+        )
+        return self._drafter.plan(room, len(self._posted))
 
     def _queue(self, count: int) -> None:
         if not self._posted:
