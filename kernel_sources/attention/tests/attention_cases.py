@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import torch
-from _common.tolerance import assert_accurate
+from _common.tolerance import assert_accurate, assert_bitwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,3 +268,27 @@ def one_row(attention, arguments, b, t, slots=None):
             alone[name] = table[:slots]
     alone["lengths"] = arguments["lengths"][b : b + 1] + t
     return attention.attend(**(arguments | alone))
+
+
+# lengths, tokens, slots: rows on both sides of the borders of splits and of their supers
+ROWS_OF_MANY_LENGTHS = [
+    ((5, 127, 126, 128), 2, 2100),
+    ((1022,), 8, 2100),
+    ((2040, 900), 4, 2100),
+    ((0,) * 8, 1, 130),
+]
+
+
+def assert_rows_alone(attention, arguments):
+    """Every row of a call has the bits of a call of its own, in a longer cache too: all rows."""
+    together = attention.attend(**arguments)
+    assert_no_nan(together)
+    batch, tokens = arguments["q"].shape[:2]
+    for b in range(batch):
+        for t in range(tokens):
+            alone = one_row(attention, arguments, b, t)
+            assert_bitwise(alone, together[b : b + 1, t : t + 1])
+    last = tokens - 1
+    longer = one_row(attention, arguments, 0, last, slots=32768)
+    assert_bitwise(longer, together[:1, last:])
+    return together

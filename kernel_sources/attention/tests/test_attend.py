@@ -47,22 +47,11 @@ def test_poisoned_slots_are_really_needed(attention, device):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize(
-    "lengths,tokens,slots",
-    [((5, 127, 126, 128), 2, 2100), ((1022,), 8, 2100), ((2040, 900), 4, 2100), ((0,) * 8, 1, 130)],
-)
+@pytest.mark.parametrize("lengths,tokens,slots", cases.ROWS_OF_MANY_LENGTHS)
 def test_bits_of_a_row_are_its_own(attention, device, settings, lengths, tokens, slots):
     case = cases.Case(lengths=lengths, tokens=tokens, slots=slots, **settings)
     arguments = cases.inputs(case, torch.bfloat16, device)
-    together = attention.attend(**arguments)
-    cases.assert_no_nan(together)
-    for b in range(len(lengths)):
-        for t in range(tokens):
-            alone = cases.one_row(attention, arguments, b, t)
-            assert_bitwise(alone, together[b : b + 1, t : t + 1])
-    last = tokens - 1
-    longer = cases.one_row(attention, arguments, 0, last, slots=32768)
-    assert_bitwise(longer, together[:1, last:])
+    together = cases.assert_rows_alone(attention, arguments)
     order = torch.arange(len(lengths) - 1, -1, -1, device=device)
     moved = {
         name: arguments[name][order] for name in ("q", "k", "v", "k_cache", "v_cache", "lengths")
