@@ -15,12 +15,15 @@ from flash_rt import structures
 from flash_rt.structures.loops.joining import Pace
 
 
-def test_a_long_prompt_comes_in_chunks_between_the_steps_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flash_rt.structures.loops.joining.CHUNK", 64)
     monkeypatch.setattr("flash_rt.structures.loops.prefill.CHUNK", 64)
     monkeypatch.setattr("flash_rt.structures.loops.prefill.CAPTURED", 64)
+
+
+@pytest.mark.usefixtures("_short_chunks")
+def test_a_long_prompt_comes_in_chunks_between_the_steps_of_others() -> None:
     short, long = request(7, max_new_tokens=30), request(500, max_new_tokens=5)
     wanted = alone("llama", [short, long], max_len=512)
     with engine_of("llama", max_len=512) as engine:
@@ -36,12 +39,8 @@ def test_a_long_prompt_comes_in_chunks_between_the_steps_of_others(
     assert begun + tokens(found[second, 0]) == wanted[1]
 
 
-def test_prompts_take_turns_so_that_a_short_one_does_not_wait_for_long_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("flash_rt.structures.loops.joining.CHUNK", 64)
-    monkeypatch.setattr("flash_rt.structures.loops.prefill.CHUNK", 64)
-    monkeypatch.setattr("flash_rt.structures.loops.prefill.CAPTURED", 64)
+@pytest.mark.usefixtures("_short_chunks")
+def test_prompts_take_turns_so_that_a_short_one_does_not_wait_for_long_ones() -> None:
     items = [request(w, max_new_tokens=6) for w in (400, 300, 7, 130)]
     wanted = alone("llama", items, max_len=512)
     with engine_of("llama", slots=4, max_len=512) as engine:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from engines import alone, drain, engine_of, request, tokens
 from test_decode_loop_dtypes import DEVICES, place
-from test_engine import alone, drain, engine_of, request, tokens
 
+from flash_rt.structures.loops.generation import GenerationRequest
 from flash_rt.structures.loops.report import Reports
 from flash_rt.structures.loops.session import Session
 from flash_rt.structures.loops.staging import on_device, put
@@ -39,24 +40,25 @@ def test_no_step_is_queued_behind_the_last_token(steps: list[int], limit: int) -
     assert steps == [1] * (limit - 1)  # the first token is the prompt's
 
 
-def test_rows_behind_the_last_that_goes_on_are_left_out(steps: list[int]) -> None:
-    items = [request(5, max_new_tokens=6), request(9, 1, max_new_tokens=3)]
+def assert_as_alone(items: list[GenerationRequest]) -> None:
+    """Requests that come together are answered as each would be alone."""
     wanted = alone("qwen3", items)
     with engine_of("qwen3", slots=4) as engine:
         handles = [engine.submit(item) for item in items]
         found = drain(engine)
     assert [tokens(found[handle, 0]) for handle in handles] == wanted
+
+
+def test_rows_behind_the_last_that_goes_on_are_left_out(steps: list[int]) -> None:
+    items = [request(5, max_new_tokens=6), request(9, 1, max_new_tokens=3)]
+    assert_as_alone(items)
     # The second joins a step later; its third token is chosen by the third step.
     assert steps == [1, 2, 2, 1, 1]
 
 
 def test_who_goes_on_behind_one_that_has_ended_keeps_its_own_tokens(steps: list[int]) -> None:
     items = [request(5, max_new_tokens=3), request(9, 1, max_new_tokens=8)]
-    wanted = alone("qwen3", items)
-    with engine_of("qwen3", slots=4) as engine:
-        handles = [engine.submit(item) for item in items]
-        found = drain(engine)
-    assert [tokens(found[handle, 0]) for handle in handles] == wanted
+    assert_as_alone(items)
     assert steps[-3:] == [1, 1, 1]  # it has moved into the first row
 
 
